@@ -28,18 +28,18 @@ from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
 from specdec_fast.commands.option_names import NAMED, in_flags
 
-# Applications of other modules, mounted when they are there: name -> (module with `app`, line of help).
+# Applications of other modules, imported only when they run: name -> (module with `app`, line of help).
 MOUNTED = {
-    "datastore": ("specdec_fast.commands.datastore", "Build and inspect datastores for the drafter rest."),
-    "kernels": ("specdec_fast.commands.kernels", "Operators and their kernels: who serves, agreement, machine code."),
-    "train": ("specdec_fast.train.command", "Train heads for a model, or a pair such as the bundled one."),
-    "tune": ("specdec_fast.commands.tune", "Choose by measuring what a drafter is made of."),
+    "datastore": ("specdec_fast.commands.datastore", "Build and inspect datastores for the drafter `rest`."),
+    "kernels": ("specdec_fast.commands.kernels", "List, check, inspect and time operators and their backends."),
+    "train": ("specdec_fast.train.command", "Train heads for any model, or the bundled pair."),
+    "tune": ("specdec_fast.commands.tune", "Tune layers, trees and heads of a drafter by measurement."),
 }
 
 _OUTPUT = "standard output"
 
 _OWN_FLAGS = {"num_draft_tokens": "--draft-tokens", "target": "--model", "banned_token_ids": "--ban"}
-"""Arguments whose flag is another word."""
+"""Arguments whose flag has another name."""
 
 
 def _explain(error: Exception) -> str:
@@ -51,7 +51,7 @@ def _explain(error: Exception) -> str:
 
 @contextmanager
 def _named_output() -> Iterator[None]:
-    """What standard output cannot take (a full device) is told with its name, as errors of files are with theirs."""
+    """Names standard output in errors about it, such as a full device."""
     stream = sys.stdout
     if stream is None:  # it was closed
         yield
@@ -81,7 +81,7 @@ def _complain(error: Exception) -> None:
 
 
 def _hint_at_option(error: Any) -> None:
-    """Adds to the error about an unknown option what the option is called here, if other engines or we called it so."""
+    """Adds our name of an unknown option to the error, if another engine or an earlier version uses that name."""
     from specdec_fast.core.names import FOREIGN_ARGUMENTS, RENAMED_ARGUMENTS
 
     name = error.option_name.lstrip("-").replace("-", "_")
@@ -97,14 +97,15 @@ def _hint_at_option(error: Any) -> None:
 
 
 def _drop_output() -> None:
-    """Point stdout to nowhere: the interpreter's last flush would complain about it again."""
+    """Redirects stdout to the null device, so that the last flush of the interpreter cannot fail again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """Ctrl-C. While torch is being imported it ends the program at once: an exception that meets its C++ initialisers
-    would abort the process, and there is nothing to keep yet.
+    """Handles Ctrl-C.
+
+    During the import of torch it ends the program at once, because an exception inside a C++ initialiser aborts.
     """
     if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
         os.write(2, b"specdec: interrupted\n")
@@ -114,7 +115,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C is handled by `_interrupt`, unless whoever started us has other plans for it."""
+    """Installs `_interrupt` for Ctrl-C, unless the parent process has changed how the signal is handled."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:
         with suppress(ValueError):  # not the main thread
@@ -127,7 +128,7 @@ def _interruptible() -> Iterator[None]:
 
 
 class Root(TyperGroup):
-    """Knows the mounted applications, and is the one place where errors become messages and exit codes."""
+    """The root command: lists mounted applications and turns errors into messages and exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         present = [name for name, (module, _) in MOUNTED.items() if _is_there(module)]
@@ -173,7 +174,7 @@ def _is_there(module: str) -> bool:
 
 
 class _Deferred(TyperGroup):
-    """Stands for a mounted application in the list of commands; imports it only to run it."""
+    """A mounted application in the list of commands, imported only when it runs."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, help=MOUNTED[name][1])
@@ -206,7 +207,7 @@ def root(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback instead of a one-line error.")] = False,
 ) -> None:
-    """Speculative decoding that anyone can check: the same text as the target model alone, sooner."""
+    """Lossless speculative decoding: the target model's text, faster, with tools that check it."""
 
 
 main.command()(demo)

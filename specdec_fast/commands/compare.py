@@ -84,7 +84,7 @@ class Comparison:
         return [tokens * a / b for a, b in zip(self.plain_seconds, self.speculative_seconds, strict=True)]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the comparison as JSON values."""
         return {
             "id": self.item.id,
             "kind": self.item.kind,
@@ -103,7 +103,7 @@ class Comparison:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Largest over smallest of positive values; of eight or more, an eighth at each end does not count."""
+    """Returns the ratio of the largest to the smallest value; of eight or more, drops an eighth at each end."""
     ordered = sorted(values)
     cut = len(ordered) // 8
     return ordered[-1 - cut] / ordered[cut]
@@ -132,13 +132,17 @@ def doubt(comparisons: Sequence[Comparison], speedup: float, tau: float) -> str 
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Index of the first entry that differs; the shorter length when one continues the other."""
+    """Returns the index of the first difference, or the shorter length if one continues the other."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     return next((at for at, (mine, other) in pairs if mine != other), min(len(ours), len(theirs)))
 
 
 def distinct(tokens: Sequence[int], size: int = 4) -> float:
-    """Share of different n-grams (Li et al. 2016, section 4.2): 1 is no repetition; 1 for shorter texts."""
+    """Returns the share of distinct n-grams; 1 means no repetition.
+
+    Source:
+        Li et al. 2016, section 4.2.
+    """
     grams = [tuple(tokens[at : at + size]) for at in range(len(tokens) - size + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
@@ -173,13 +177,13 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def is_replaying(rule_name: str, temperature: float) -> bool:
-    """Whether the speculative text must equal the plain one, token by token (else only its distribution, if that)."""
+    """Returns whether the speculative text must equal the plain one token by token."""
     rule = get_rule(rule_name)
     return rule.replays or (temperature == 0 and getattr(rule, "greedy_at_zero", rule.lossless))
 
 
 def distribution_of(rule_name: str) -> str:
-    """What texts have in common with plain decoding's where they need not be equal."""
+    """Describes what speculative and plain texts share if they need not be equal."""
     return "same distribution" if get_rule(rule_name).lossless else "another distribution"
 
 
@@ -202,9 +206,10 @@ class Comparer:
         self._tick = tick
 
     def warm_up(self, item: WorkItem, params: SamplingParams) -> float:
-        """Run one prompt both ways, unmeasured: first calls allocate, choose kernels and compile.
+        """Runs one prompt both ways without measuring, so that allocation and compilation are done.
 
-        Returns the seconds that both ways take together, about: from a second run of a few tokens.
+        Returns:
+            Approximate seconds of both ways together, from a second run of a few tokens.
         """
         few = min(8, params.max_new_tokens)
         for _ in range(2):
@@ -212,7 +217,7 @@ class Comparer:
         return seconds * params.max_new_tokens / few
 
     def compare(self, items: Sequence[WorkItem], params: SamplingParams) -> Iterator[Comparison]:
-        """The first round: decodes every prompt both ways, one after the other; the ways take turns in going first."""
+        """Runs the first round: decodes every prompt both ways, in alternating order."""
         for index, item in enumerate(items):
             plain_first = index % 2 == 0
             handles, seconds = self._both(item, params, plain_first)
@@ -222,7 +227,7 @@ class Comparer:
             yield Comparison(item, params, plain, fast, *times, plain_first, gap)
 
     def repeat(self, comparisons: Sequence[Comparison]) -> None:
-        """A further round over all texts: adds its seconds, with the ways in the other order."""
+        """Runs a further round over all texts in the opposite order and adds its seconds."""
         for each in comparisons:
             each.plain_first = not each.plain_first
             _, seconds = self._both(each.item, each.params, each.plain_first)
@@ -249,7 +254,7 @@ class Comparer:
 
     @torch.inference_mode()
     def _gap(self, plain: Handle, fast: Handle) -> float | None:
-        """By how much plain decoding's token beat the other one where the texts part: rounding, or more?"""
+        """Returns the logit gap between the two tokens where the texts differ, to tell rounding from errors."""
         at = first_difference(plain.tokens, fast.tokens)
         if at >= min(len(plain.tokens), len(fast.tokens)):
             return None

@@ -14,21 +14,27 @@ import typer
 from specdec_fast.commands import options
 from specdec_fast.retrieval.documents import find_files, read_documents
 
-app = typer.Typer(help="Build and inspect datastores for the drafter rest.", no_args_is_help=True)
+app = typer.Typer(help="Build and inspect datastores for the drafter `rest`.", no_args_is_help=True)
 _BATCH = 64  # documents that are tokenized together
 
 
 @app.command()
 def build(
     inputs: Annotated[
-        list[Path], typer.Argument(help="Files or folders: .jsonl and .parquet by field, others are one document each.")
+        list[Path],
+        typer.Argument(
+            help="Files or folders. Documents of .jsonl and .parquet files come from --field; other files "
+            "are one document each."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
     model: options.Model = "demo-target",
-    field: Annotated[str, typer.Option(help="Field of a JSONL line, or column of a Parquet file.")] = "text",
+    field: Annotated[
+        str, typer.Option(help="Field of a JSONL object, or column of a Parquet file, that holds the text.")
+    ] = "text",
     as_json: options.Json = False,
 ) -> None:
-    """Tokenize documents, sort their suffixes, and write a datastore that fits the target's tokenizer."""
+    """Build a datastore from documents, for the target's tokenizer."""
     from specdec_fast.commands.open_engine import note_hub, quiet
     from specdec_fast.commands.terminal_output import counted
     from specdec_fast.loading import load_tokenizer
@@ -63,11 +69,11 @@ def build(
 
 @app.command()
 def info(
-    path: Annotated[Path, typer.Argument(help="A datastore.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read all of it and compare checksums.")] = False,
+    path: Annotated[Path, typer.Argument(help="Datastore file.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read the whole file and compare its checksums.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """What a datastore holds, and whether it is sound."""
+    """Show the contents of a datastore and check that it is intact."""
     from specdec_fast.retrieval.datastore import Datastore
 
     found = Datastore(path)
@@ -89,7 +95,7 @@ def info(
 
 
 def describe(store: Any) -> dict[str, Any]:
-    """For JSON."""
+    """Returns the datastore's properties as JSON values."""
     return {
         "path": str(store.path),
         "documents": store.num_documents,
@@ -101,7 +107,7 @@ def describe(store: Any) -> dict[str, Any]:
 
 
 class _Progress:
-    """A bar over bytes on a terminal, nothing when piped."""
+    """A progress bar over bytes on a terminal, and nothing in a pipe."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console

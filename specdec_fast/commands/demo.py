@@ -34,20 +34,32 @@ def demo(
     budget: options.BudgetName = "fixed",
     temperature: Annotated[
         list[float] | None,
-        typer.Option("--temperature", "-T", help="May be repeated (default: 0 and 1).", rich_help_panel="Workload"),
+        typer.Option(
+            "--temperature",
+            "-T",
+            help="Sampling temperature; may be repeated (default: 0 and 1).",
+            rich_help_panel="Workload",
+        ),
     ] = None,
     prompts: Annotated[
         int,
-        typer.Option("--prompts", "-n", help="Prompts of the bundled workload.", rich_help_panel="Workload"),
+        typer.Option(
+            "--prompts", "-n", help="Number of prompts from the bundled workload.", rich_help_panel="Workload"
+        ),
     ] = 4,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", help="Tokens per text.", rich_help_panel="Workload")
+        int,
+        typer.Option("--max-new-tokens", help="Maximum number of new tokens per prompt.", rich_help_panel="Workload"),
     ] = 48,
     repeats: Annotated[
         int | None,
-        typer.Option("--repeats", help="Runs per prompt (default: 1 to 3, by speed).", rich_help_panel="Workload"),
+        typer.Option(
+            "--repeats",
+            help="Measurements per prompt (default: 1 to 3, depending on speed).",
+            rich_help_panel="Workload",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of all prompts.", rich_help_panel="Workload")] = 0,
+    seed: Annotated[int, typer.Option("--seed", "-s", help="Seed for all prompts.", rich_help_panel="Workload")] = 0,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     threads: options.Threads = None,
@@ -55,7 +67,7 @@ def demo(
     fused_forward: options.FusedForward = False,
     as_json: options.Json = False,
 ) -> None:
-    """See speculative decoding work: text coloured by who wrote it, speed with and without, same or not."""
+    """Run the bundled workload with and without speculation: coloured text, speed and identity of the results."""
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.json_output import print_json
     from specdec_fast.commands.prompts import bundled_workload, one_of_each
@@ -116,7 +128,7 @@ def demo(
 
 
 class _Measurement:
-    """All comparisons of one call: `done` grows as they come, and Ctrl-C keeps what there is."""
+    """All comparisons of one call; `done` grows, and Ctrl-C keeps finished ones."""
 
     def __init__(
         self,
@@ -135,7 +147,7 @@ class _Measurement:
         self.header = {**setup, "draft_tokens": ahead, "threads": torch.get_num_threads()}
 
     def run(self, out: Console | None, err: Console) -> None:
-        """Measure, with a progress bar on `err`; every text is printed to `out` when it is known."""
+        """Measures with a progress bar on `err`, and prints every text to `out` once it is known."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         from specdec_fast.commands import demo_view
@@ -179,7 +191,7 @@ class _Measurement:
             comparer.repeat(self.done)
 
     def broken_promises(self) -> list[str]:
-        """Prompts whose text had to be plain decoding's and is not (half precision promises none: near-ties)."""
+        """Lists prompts whose text had to equal plain decoding's and does not; half precision promises nothing."""
         from specdec_fast.commands.compare import is_replaying
 
         if self.header["dtype"] != "float32":
@@ -188,7 +200,7 @@ class _Measurement:
         return [f"{each.item.id} at T = {each.temperature:g}" for each in bound if not each.identical]
 
     def report(self) -> dict[str, Any]:
-        """The JSON object: totals, what was run, and every comparison."""
+        """Returns the JSON object: totals, settings, and every comparison."""
         from specdec_fast.commands.compare import is_replaying, summary
         from specdec_fast.commands.open_engine import versions
 

@@ -33,7 +33,7 @@ _WITHHELD = "?"
 
 
 def print_title(out: Console, header: dict[str, Any]) -> None:
-    """What runs, and what the colours mean."""
+    """Prints the setup and the meaning of the colours."""
     drafts = f"{header['draft_tokens']} tokens ahead"
     words = Text.assemble((header["model"], "bold"), " with ", (header["draft"] or header["drafter"], "bold"))
     words.append(f" drafting {drafts}")
@@ -49,7 +49,7 @@ def print_title(out: Console, header: dict[str, Any]) -> None:
 
 
 def print_text(out: Console, comparison: Comparison, engine: Engine) -> None:
-    """One prompt: its numbers, where it ends, and how the models went on."""
+    """Prints one prompt: its numbers, its end, and the models' continuation."""
     stats = comparison.speculative.stats
     words, style = _verdict(comparison, engine.rule.name)
     title = Text.assemble("\n", (comparison.item.id, "bold"), f"  {_mode(comparison.temperature)}  ")
@@ -80,7 +80,7 @@ def _speeds(plain: float, fast: float) -> str:
 
 
 def _verdict(comparison: Comparison, rule: str) -> tuple[str, str]:
-    """Words and style for "are the texts the same?"."""
+    """Returns text and style for whether the texts are equal."""
     if comparison.identical:
         return "same text", "green"
     if not is_replaying(rule, comparison.temperature):
@@ -92,7 +92,7 @@ def _verdict(comparison: Comparison, rule: str) -> tuple[str, str]:
 
 
 def tail_of(prompt: str, limit: int = 100) -> str:
-    """The last line of a prompt, shortened at its left."""
+    """Returns the last line of a prompt, shortened on the left."""
     body = prompt.rstrip("\n")
     tail = prompt[body.rfind("\n") + 1 :]
     if len(tail) <= limit:
@@ -102,7 +102,7 @@ def tail_of(prompt: str, limit: int = 100) -> str:
 
 
 def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any]) -> None:
-    """Table, shares of the origins, and the totals in a sentence."""
+    """Prints the table, the shares of the origins, and the totals in a sentence."""
     total = summary(done)
     out.print()
     out.print(_table(done, header["rule"], total))
@@ -142,7 +142,7 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
 
 
 def withheld(done: list[Comparison], total: dict[str, Any]) -> str:
-    """Which speed-ups are withheld, and why; "" where none is."""
+    """Describes which speed-ups are withheld, and why; empty if none is."""
     if total["speedup_doubt"] is not None:
         return f"Speed-up withheld: {total['speedup_doubt']}."
     doubts = [(each, why) for each in done if (why := summary([each])["speedup_doubt"]) is not None]

@@ -20,9 +20,7 @@ _LEGEND = (
 
 
 def drafters(as_json: options.Json = False) -> None:
-    """All drafters, built in and installed: needs, distribution, defaults under the default rule, and a line on
-    each.
-    """
+    """List all drafters with their requirements, their default options and a short description."""
     found = collect()
     if as_json:
         print_json(found, default=str)
@@ -31,7 +29,7 @@ def drafters(as_json: options.Json = False) -> None:
 
 
 def collect() -> list[dict[str, Any]]:
-    """Everything `specdec drafters` says, for JSON. One that cannot be loaded is listed with the reason."""
+    """Returns the content of `specdec drafters` as JSON values; drafters that cannot be loaded have an `error`."""
     from specdec_fast.drafters import drafter_names
 
     return [_describe(name) for name in drafter_names()]
@@ -63,14 +61,14 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 def _dist(kind: Any, needs: Any) -> str:
-    """How tokens are picked: chosen ones are point masses, drawn ones carry the distribution that they came from."""
+    """Describes the proposals: deterministic ones are point masses, sampled ones carry their distribution."""
     if needs is not None and needs.dists:
         return "sampled"
     return "deterministic, or sampled by option" if getattr(kind, "draws", False) else "deterministic"
 
 
 def needed(entry: dict[str, Any]) -> str:
-    """In words: shape of the drafts first, then what is asked of the engine."""
+    """Describes a drafter's needs: the topology of its drafts, then data from the engine."""
     found = ["draft model"] if entry["takes_draft"] else []
     for name, value in (entry["needs"] or {}).items():
         if name == "topology":

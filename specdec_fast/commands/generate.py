@@ -20,18 +20,22 @@ _MAX_ROWS = 8
 
 
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="Text to continue; else --file or standard input.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; without it, --file or standard input is read.")
+    ] = None,
     file: Annotated[
         str | None,
         typer.Option(
             "--file",
             "-f",
-            help="Text; .json or .jsonl with texts, token ids, or objects: prompt, id, own temperature, seed, ...; "
-            "- is stdin, as text.",
+            help="File with prompts: plain text, or .json or .jsonl with texts, lists of token ids, or "
+            "objects with prompt, id and sampling parameters. - reads standard input as text.",
             rich_help_panel=_PROMPT,
         ),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Every line is a prompt.", rich_help_panel=_PROMPT)] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Treat every line of the file as a prompt.", rich_help_panel=_PROMPT)
+    ] = False,
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
     drafter: options.DrafterName = None,
@@ -44,7 +48,7 @@ def generate(
         typer.Option(
             "--temperature",
             "-T",
-            help="0 is greedy (default: 1, or 0 with --rule greedy).",
+            help="Sampling temperature; 0 is greedy (default: 1, or 0 with --rule greedy).",
             rich_help_panel=options.SAMPLING,
         ),
     ] = None,
@@ -56,8 +60,8 @@ def generate(
         typer.Option(
             "--seed",
             "-s",
-            help="Same seed, same text (under rules other than replay, if the same is drafted). Of the first prompt;"
-            " each further one has the next. Default: random.",
+            help="Seed of the first prompt; each further prompt uses the next number. The same seed gives "
+            "the same text; rules other than replay also need the same drafts (default: random).",
             rich_help_panel=options.SAMPLING,
         ),
     ] = None,
@@ -69,27 +73,32 @@ def generate(
     regex: options.Regex = None,
     json_schema: options.JsonSchema = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", help="Most tokens to generate.", rich_help_panel=_LENGTH)
+        int, typer.Option("--max-new-tokens", help="Maximum number of tokens to generate.", rich_help_panel=_LENGTH)
     ] = 128,
     min_new_tokens: Annotated[
-        int, typer.Option("--min-new-tokens", help="No end of text before, nor by --stop.", rich_help_panel=_LENGTH)
+        int,
+        typer.Option(
+            "--min-new-tokens",
+            help="Minimum number of tokens before an end-of-text token or --stop ends the text.",
+            rich_help_panel=_LENGTH,
+        ),
     ] = 0,
     stop: Annotated[
         list[str] | None,
         typer.Option(
             "--stop",
-            help="End before this text; may be repeated; \\n is a new line.",
+            help="Stop before this text appears; may be repeated. \\n is a newline.",
             rich_help_panel=_LENGTH,
         ),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after the end of the text.", rich_help_panel=_LENGTH)
+        bool, typer.Option("--ignore-eos", help="Continue after an end-of-text token.", rich_help_panel=_LENGTH)
     ] = False,
     max_length: Annotated[
         int | None,
         typer.Option(
             "--max-length",
-            help="Context: prompt and text, at most the model's (default: that, but no more than 4096).",
+            help="Maximum length of prompt plus new tokens (default: the model's context, at most 4096).",
             rich_help_panel=_LENGTH,
         ),
     ] = None,
@@ -102,14 +111,22 @@ def generate(
     logprobs: options.Logprobs = None,
     stats: Annotated[
         bool,
-        typer.Option("--stats", help="tau, alpha by position and time per verb, on stderr.", rich_help_panel=_OUTPUT),
+        typer.Option(
+            "--stats",
+            help="Print tau, alpha by position and the time of each phase to standard error.",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = False,
     color: Annotated[
         bool,
-        typer.Option("--color", help="Colour tokens by origin (in a terminal).", rich_help_panel=_OUTPUT),
+        typer.Option(
+            "--color",
+            help="Colour tokens by origin: accepted, recovered or bonus. Needs a terminal.",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = False,
 ) -> None:
-    """Continue a prompt with a model, faster than the model alone and with the same result."""
+    """Generate text with a model, faster than the model alone and with the same result."""
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.generate_batch import Job, engine_tokens
     from specdec_fast.commands.prompts import read_entries, unescape
@@ -193,7 +210,7 @@ def generate(
 
 @contextmanager
 def _answering(setup: Setup, as_json: bool) -> Iterator[None]:
-    """Whoever asked for JSON gets an object without requests where Ctrl-C comes while the models load."""
+    """With --json, prints an object without requests if Ctrl-C arrives while the models load."""
     from specdec_fast.rules import get_rule
 
     try:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def engine_tokens(handles: list[Handle]) -> int:
-    """Tokens generated so far."""
+    """Returns the number of tokens generated so far."""
     return sum(len(handle.tokens) for handle in handles)
 
 
 def _chosen(params: SamplingParams) -> dict[str, Any]:
-    """Temperature, length and all that is not its default, for JSON; the seed stands with what came out."""
+    """Returns temperature, length and every parameter that is not a default, as JSON values."""
     from dataclasses import fields
 
     plain, always = type(params)(), ("temperature", "max_new_tokens")
@@ -31,12 +31,12 @@ def _chosen(params: SamplingParams) -> dict[str, Any]:
 
 
 def _not_begun(handle: Handle) -> bool:
-    """True for a request that was cancelled before it had a token."""
+    """Returns whether a request was cancelled before its first token."""
     return handle.finish_reason == "cancelled" and not handle.tokens
 
 
 class Job:
-    """The requests of one call and how they are shown: one streams, several print as they end, in order."""
+    """Runs the requests of one call: one request streams, several are printed in order as they end."""
 
     def __init__(
         self, engine: Engine, entries: list[Entry], params: list[SamplingParams], *, color: bool, streams: bool
@@ -55,7 +55,7 @@ class Job:
         self._note_short_context()
 
     def _submit(self, entry: Entry, params: SamplingParams) -> Handle:
-        """A request, or in a batch a handle that says why it was refused."""
+        """Adds a request; in a batch, a rejected prompt becomes a handle with its error."""
         from specdec_fast.engine.request import Handle
 
         try:
@@ -71,7 +71,7 @@ class Job:
             return refused
 
     def _note_short_context(self) -> None:
-        """Say so once where a context ends before `max_new_tokens` does."""
+        """Notes once that the context ends before `max_new_tokens`."""
         from specdec_fast.commands.open_engine import short_context
 
         for handle in self.handles:
@@ -83,7 +83,7 @@ class Job:
                 return
 
     def run(self) -> None:
-        """Until every request has ended; several have a progress bar on a terminal."""
+        """Runs all requests to their end, with a progress bar for several on a terminal."""
         from rich.progress import Progress
 
         count = len(self.handles)
@@ -110,14 +110,14 @@ class Job:
         return sum(handle.finished for handle in self.handles)
 
     def cancel(self) -> None:
-        """End what still runs and print what there is of it."""
+        """Cancels running requests and prints their partial texts."""
         for handle in self.handles:
             if not handle.finished:
                 handle.finish("cancelled")
         self._show()
 
     def left(self) -> str:
-        """How many of several prompts have no text because they were cancelled, in words."""
+        """Says how many prompts were cancelled before their first token."""
         count = sum(map(_not_begun, self.handles))
         return f"; {count} of {len(self.handles)} prompts were not begun" if count and len(self.handles) > 1 else ""
 
@@ -137,7 +137,7 @@ class Job:
             self._shown += 1
 
     def _print(self, at: int) -> None:
-        """What is new of a text."""
+        """Prints the new part of a text."""
         if len(self.handles) > 1:
             self._heading(at)
         self._write(self._painters[at].fresh())
@@ -169,7 +169,7 @@ class Job:
         self.out.file.flush()
 
     def print_stats(self) -> None:
-        """To stderr, summed over the requests."""
+        """Prints statistics of all requests together to standard error."""
         from specdec_fast.commands.terminal_output import stats_table
         from specdec_fast.engine.stats import RequestStats
 
@@ -185,14 +185,14 @@ class Job:
         self.err.print(table)
 
     def print_legend(self) -> None:
-        """What the colours mean, to stderr."""
+        """Prints the meaning of the colours to standard error."""
         from specdec_fast.commands.terminal_output import legend
 
         if self._color:
             self.err.print(legend())
 
     def print_logprobs(self) -> None:
-        """To stderr, for every request that asked for them and has tokens."""
+        """Prints log-probabilities of requests that asked for them to standard error."""
         from specdec_fast.commands.terminal_output import logprobs_table
 
         for at, handle in enumerate(self.handles):
@@ -203,7 +203,7 @@ class Job:
             self.err.print(logprobs_table(handle.logprobs, self.engine.tokenizer))
 
     def report(self, setup: Setup, *, interrupted: bool) -> dict[str, Any]:
-        """The JSON object."""
+        """Returns the JSON object of `--json`."""
         import torch
 
         from specdec_fast.commands.open_engine import versions
@@ -222,7 +222,7 @@ class Job:
         }
 
     def _described(self, entry: Entry, handle: Handle) -> dict[str, Any]:
-        """A request, for JSON; log-probabilities with the text of their tokens."""
+        """Describes a request as JSON values; log-probabilities include the text of their tokens."""
         tokenizer, found = self.engine.tokenizer, handle.as_dict()
         for each in found.get("logprobs", ()):
             for token in (each, *each["top"]):

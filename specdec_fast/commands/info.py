@@ -13,7 +13,7 @@ from specdec_fast.commands.json_output import print_json
 
 
 def info(as_json: options.Json = False) -> None:
-    """Versions, processor, kernels and their reasons, rules, drafters, bundled models."""
+    """Show versions, processor, operators with their backends, rules, drafters and bundled models."""
     found = collect()
     if as_json:
         print_json(found)
@@ -22,7 +22,7 @@ def info(as_json: options.Json = False) -> None:
 
 
 def collect() -> dict[str, Any]:
-    """Everything `specdec info` says, for JSON."""
+    """Returns the content of `specdec info` as JSON values."""
     import torch
 
     from specdec_fast.commands.open_engine import versions
@@ -50,7 +50,7 @@ def collect() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells."""
+    """Returns the processor's name, as far as the system knows it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(errors="replace").splitlines():
@@ -60,7 +60,7 @@ def processor() -> str:
 
 
 def assets() -> list[dict[str, Any]]:
-    """The models and heads that come with the package: name, bytes, parameters."""
+    """Returns name, bytes and number of parameters of the bundled models and heads."""
     from specdec_fast.loading import ASSETS
 
     entries = sorted(ASSETS.iterdir()) if ASSETS.is_dir() else []
@@ -77,7 +77,7 @@ def _size(entry: Path) -> int:
 
 
 def _parameters(folder: Path) -> int | None:
-    """Parameters in a folder's safetensors files, from their headers; None without such files."""
+    """Counts parameters in the headers of a folder's safetensors files; None without such files."""
     import math
 
     from safetensors import safe_open
@@ -111,11 +111,11 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def print_operators(ops: list[dict[str, Any]]) -> None:
-    """Who serves every operator, and every reason why others do not."""
+    """Prints the backends of every operator, and each reason why others cannot serve."""
     from specdec_fast.commands.terminal_output import make_console
 
     out = make_console()
-    out.print(_table(("operator", "served by", "ready too"), _serving(ops)))
+    out.print(_table(("operator", "served by", "also available"), _serving(ops)))
     out.print(_table(("backend", "does not serve, because", "operators"), _refusing(ops)))
 
 
@@ -130,7 +130,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
 
 
 def _serving(ops: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Every operator with its backends that can serve, the chosen one first."""
+    """Lists every operator with its available backends, the selected one first."""
     for op in dict.fromkeys(row["op"] for row in ops):
         own = [row for row in ops if row["op"] == op]
         chosen = ", ".join(row["backend"] for row in own if row["chosen"])
@@ -139,7 +139,7 @@ def _serving(ops: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
 
 
 def _refusing(ops: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Every reason once, with the operators that it holds for."""
+    """Lists every reason once, with its operators."""
     having = Counter(row["backend"] for row in ops)
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in ops:

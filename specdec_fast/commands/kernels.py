@@ -1,123 +1,32 @@
-"""`specdec kernels list | explain | check | inspect | bench`: the operators, their backends and what they cost.
+"""`specdec kernels list | explain | check | inspect | bench`: operators, their backends and their cost.
 
 Tests: tests/commands/test_kernels.py.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from specdec_fast.commands import options
 from specdec_fast.commands.json_output import print_json
+from specdec_fast.commands.kernel_arguments import operator_names, parse_sizes, select_device
 
-app = typer.Typer(
-    help="Operators and their kernels: who serves, do they agree, what do they cost.", no_args_is_help=True
-)
+app = typer.Typer(help="List, check, inspect and time operators and their backends.", no_args_is_help=True)
 
-Ops = Annotated[list[str] | None, typer.Argument(help="Operators; all by default.", show_default=False)]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N; by default a GPU if there is one.")]
+Ops = Annotated[list[str] | None, typer.Argument(help="Operators (default: all).", show_default=False)]
+Device = Annotated[
+    str | None, typer.Option("--device", help="Device: cpu, cuda or cuda:N (default: a GPU if available).")
+]
 
 
 @app.callback()
 def main() -> None:
     """Operators and their kernels."""
-
-
-def _names(wanted: Sequence[str] | None) -> list[str]:
-    """The operators asked for. Raises: ValueError for one that does not exist."""
-    from specdec_kernels import OPS
-    from specdec_kernels.names import RENAMED_OPERATORS, unknown_name
-
-    for name in wanted or ():
-        if name not in OPS:
-            raise ValueError(unknown_name("kernels operator", name, OPS, renamed=RENAMED_OPERATORS, kind="operator"))
-    return list(dict.fromkeys(wanted or OPS))
-
-
-def _device(name: str | None) -> Any:
-    import torch
-
-    from specdec_fast.loading import check_device
-
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    check_device(name, "--device")
-    return torch.device(name)
-
-
-def _memory() -> int:
-    """Half of the bytes that this process may have."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        total = 16 << 30
-    limit = Path("/sys/fs/cgroup/memory.max")
-    words = limit.read_text().strip() if limit.exists() else ""
-    return min(total, int(words) if words.isdigit() else total) // 2
-
-
-def _size(word: str, name: str, value: str) -> int:
-    """One size. Raises: ValueError for what is no whole number within its bounds."""
-    from specdec_kernels.testing.samples import BOUNDS
-
-    least, most = BOUNDS[name]
-    number = int(value) if value.isascii() and value.isdigit() and len(value) < 16 else -1
-    if not least <= number <= most:
-        raise ValueError(f"kernels: got {word!r}; expected a whole number of at least {least} and at most {most:,}")
-    return number
-
-
-def _sizes(op: str, words: Sequence[str]) -> Any:
-    """Sizes from "name=value" words. Raises: ValueError for a size that the operator does not know or cannot take."""
-    from specdec_kernels.names import hint, unknown_name
-    from specdec_kernels.testing.agreement import SAMPLES
-    from specdec_kernels.testing.samples import Sizes, room
-
-    known = SAMPLES[op].names
-    dtypes = {str(each).removeprefix("torch."): each for each in SAMPLES[op].dtypes}
-    chosen: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or name not in known:
-            expected = f"NAME=VALUE with a name of {op}: {', '.join(known)}"
-            raise ValueError(f"kernels: got {word!r}; expected {expected}{hint(name, known)}")
-        if name == "dtype":
-            if value not in dtypes:
-                raise ValueError(unknown_name("kernels dtype", value, dtypes))
-            chosen[name] = dtypes[value]
-        elif name == "top_p":
-            chosen[name] = _share(word, value)
-        else:
-            chosen[name] = _size(word, name, value)
-    sizes = Sizes(**chosen)
-    if "heads" in known and "kv_heads" in known and sizes.heads % sizes.kv_heads:
-        raise ValueError(
-            f"kernels: got heads={sizes.heads} and kv_heads={sizes.kv_heads}; expected a multiple of kv_heads as heads"
-        )
-    needed, have = room(known, sizes), _memory()
-    if needed > have:
-        raise ValueError(
-            f"kernels: got sizes of {needed / 2**30:,.0f} GiB or so; expected at most half of this machine's memory, "
-            f"{have / 2**30:,.0f} GiB; choose smaller ones"
-        )
-    return sizes
-
-
-def _share(word: str, value: str) -> float:
-    try:
-        share = float(value)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise ValueError(f"kernels: got {word!r}; expected a number above 0 and at most 1; 1 is off")
-    return share
 
 
 def _show(
@@ -127,10 +36,14 @@ def _show(
     least: Sequence[int] = (),
     whole: bool = False,
 ) -> None:
-    """Rows as a table; a row whose first entry repeats the one above leaves it out.
+    """Prints rows as a table; a first entry that repeats the one above is left blank.
 
-    right: columns that end on one line; least: characters that the columns take at least, 0 for no matter; whole: no
-    entry is folded, however wide the table becomes.
+    Args:
+        titles: Column titles.
+        rows: Entries by column; None is blank.
+        right: Columns that are aligned to the right.
+        least: Minimum widths by column; 0 for none.
+        whole: Folds no entry, however wide the table becomes.
     """
     from rich import box
     from rich.table import Table
@@ -154,7 +67,7 @@ def _show(
 
 @app.command("list")
 def list_operators(as_json: options.Json = False) -> None:
-    """Every operator with its backends: chosen here, ready, or why not."""
+    """List every operator with its backends: selected, available, or the reason why not."""
     from specdec_kernels import OPS
 
     rows = [row for op in OPS.values() for row in op.explain()]
@@ -167,24 +80,26 @@ def list_operators(as_json: options.Json = False) -> None:
 
 
 def _verdict(row: Any) -> str:
-    return "chosen" if row.chosen else "ready" if row.reason is None else f"no: {row.reason}"
+    return "selected" if row.chosen else "available" if row.reason is None else f"no: {row.reason}"
 
 
 @app.command()
 def explain(
-    op: Annotated[str, typer.Argument(help="Operator.")],
-    shape: Annotated[list[str] | None, typer.Argument(help="NAME=VALUE, such as nodes=8 dtype=bfloat16.")] = None,
+    op: Annotated[str, typer.Argument(help="Name of the operator.")],
+    shape: Annotated[
+        list[str] | None, typer.Argument(help="Sizes as NAME=VALUE, such as nodes=8 dtype=bfloat16.")
+    ] = None,
     device: Device = None,
     as_json: options.Json = False,
 ) -> None:
-    """Which backend serves a call of this shape, and why the others do not."""
+    """Show which backend serves a call of these sizes, and why the others do not."""
     from specdec_kernels import OPS
     from specdec_kernels.inspection.timing import describe
     from specdec_kernels.testing.agreement import make_sample
 
-    (op,) = _names([op])
-    sizes = _sizes(op, shape or ())
-    where = _device(device)
+    (op,) = operator_names([op])
+    sizes = parse_sizes(op, shape or ())
+    where = select_device(device)
     try:
         call = make_sample(op, sizes, where)
     except (ValueError, RuntimeError, MemoryError) as error:
@@ -200,14 +115,14 @@ def explain(
 
 @app.command()
 def check(ops: Ops = None, device: Device = None, as_json: options.Json = False) -> None:
-    """Run every backend that is here on sample calls, plain ones and such with options, and compare with the reference.
+    """Run every available backend on sample calls and compare it with the reference.
 
-    Exit status 1 if one differs.
+    The exit status is 1 if a backend differs.
     """
     from specdec_fast.commands.terminal_output import counted
     from specdec_kernels.testing.agreement import check as compare
 
-    rows = list(compare(_names(ops), device=_device(device)))
+    rows = list(compare(operator_names(ops), device=select_device(device)))
     ran, wrong = [row for row in rows if row.ran], [row for row in rows if not row.agrees]
     if as_json:
         print_json([asdict(row) for row in rows])
@@ -215,10 +130,10 @@ def check(ops: Ops = None, device: Device = None, as_json: options.Json = False)
         if ran:
             _show(("operator", "backend", "dtype", "calls", "against the reference"), _agreements(ran), right=(3,))
         if len(ran) < len(rows):
-            _show(("backend", "not run, because", "operators"), _left_out(rows))
+            _show(("backend", "reason for not running", "operators"), _left_out(rows))
         alone = dict.fromkeys(row.op for row in rows if row.op not in {each.op for each in ran})
         if alone:
-            print(f"nothing but the reference is here: {', '.join(alone)}")
+            print(f"only the reference is available: {', '.join(alone)}")
         for row in wrong:
             print(f"{row.op} ({row.backend}, {row.dtype}{row.case and f', {row.case}'}): {row.reason}")
         print(f"{counted(len(ran), 'run')}, {len(wrong)} of them differ")
@@ -227,7 +142,7 @@ def check(ops: Ops = None, device: Device = None, as_json: options.Json = False)
 
 
 def _agreements(rows: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
-    """One line per operator, backend and dtype: how many calls ran, and whether they agree."""
+    """Yields a line per operator, backend and dtype: the number of calls, and whether they agree."""
     for key in dict.fromkeys((row.op, row.backend, row.dtype) for row in rows):
         own = [row for row in rows if (row.op, row.backend, row.dtype) == key]
         wrong = sum(not row.agrees for row in own)
@@ -236,7 +151,7 @@ def _agreements(rows: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
 
 
 def _left_out(rows: Sequence[Any]) -> Iterable[tuple[str, str, str]]:
-    """Every reason once, with the calls that it holds for."""
+    """Yields every reason once, with its calls."""
     reasons = dict.fromkeys((row.backend, row.reason) for row in rows if not row.ran)
     for backend, reason in sorted(reasons, key=lambda each: each[0]):
         having = dict.fromkeys(row.op for row in rows if row.backend == backend)
@@ -255,14 +170,18 @@ def _left_out(rows: Sequence[Any]) -> Iterable[tuple[str, str, str]]:
 @app.command()
 def inspect(
     ops: Ops = None,
-    arch: Annotated[list[str] | None, typer.Option("--arch", help="sm_80, sm_90, sm_100; may be repeated.")] = None,
-    everyday: Annotated[bool, typer.Option("--everyday", help="Only what every test run compiles.")] = False,
-    record: Annotated[bool, typer.Option("--record", help="Write the results down as new ceilings.")] = False,
+    arch: Annotated[
+        list[str] | None, typer.Option("--arch", help="GPU architecture: sm_80, sm_90 or sm_100; may be repeated.")
+    ] = None,
+    everyday: Annotated[
+        bool, typer.Option("--everyday", help="Compile only the kernels that every test run compiles.")
+    ] = False,
+    record: Annotated[bool, typer.Option("--record", help="Record the results as the new ceilings.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Compile Triton kernels, without a GPU, and show what they cost.
+    """Compile Triton kernels without a GPU and show registers, spills and shared memory.
 
-    Exit status 1 if one breaks what was recorded, or if nothing was. Needs the
+    The exit status is 1 if a kernel exceeds its recorded ceiling or has none. Needs the
     extra `gpu`.
     """
     from specdec_kernels.inspection import machine_code
@@ -271,16 +190,16 @@ def inspect(
 
     reason = machine_code.unavailable_reason()
     if reason is not None:
-        raise ValueError(f"kernels: nothing can be compiled here: {reason}")
+        raise ValueError(f"kernels: Triton kernels cannot be compiled here: {reason}")
     wanted = arch or list(ARCHITECTURES if record else ("sm_90",))
     for each in wanted:
         if each not in ARCHITECTURES:
             raise ValueError(unknown_name("--arch", each, ARCHITECTURES))
-    of = set(_names(ops))
+    of = set(operator_names(ops))
     chosen = [v for v in machine_code.variants() if v.name.partition("/")[0] in of and (v.everyday or not everyday)]
     if not chosen:
         names = ", ".join(sorted(of))
-        raise ValueError(f"kernels: got {names}, without a Triton kernel; expected an operator that has some")
+        raise ValueError(f"kernels: got {names}, without a Triton kernel; expected an operator with one")
     recorded = machine_code.ceilings()
     found = {}
     for variant in _progress(chosen, "" if everyday else "; --everyday takes fewer"):
@@ -327,7 +246,7 @@ def inspect(
 def _verdicts(
     problems: Mapping[tuple[str, str], Sequence[str]], unknown: Container[tuple[str, str]], triton: str
 ) -> str:
-    """The last line: how many kernels differ from their ceilings, and how many have none."""
+    """Returns the last line: how many kernels exceed their ceilings, and how many have none."""
     differ = sum(bool(words) for key, words in problems.items() if key not in unknown)
     without = sum(key in unknown for key in problems)
     known = f"{differ or 'none'} of those recorded differ{'' if differ > 1 else 's'}"
@@ -338,14 +257,14 @@ def _verdicts(
 
 
 def _matrix(cost: Any, architecture: str) -> str:
-    """Kind and number of matrix instructions."""
+    """Returns kind and number of matrix instructions."""
     if cost.wgmma:
         return f"{cost.wgmma} {'tcgen05' if architecture == 'sm_100' else 'wgmma'}"
     return f"{cost.mma} mma" if cost.mma else "none"
 
 
 def _progress(chosen: Sequence[Any], advice: str = "") -> Iterable[Any]:
-    """The items, with a bar on a terminal."""
+    """Yields the items, with a progress bar on a terminal."""
     from rich.progress import track
 
     from specdec_fast.commands.terminal_output import make_console
@@ -360,23 +279,26 @@ def _progress(chosen: Sequence[Any], advice: str = "") -> Iterable[Any]:
 def bench(
     ops: Ops = None,
     shape: Annotated[
-        list[str] | None, typer.Option("--size", "-s", help="NAME=VALUE for one operator; may be repeated.")
+        list[str] | None, typer.Option("--size", "-s", help="Size as NAME=VALUE, for one operator; may be repeated.")
     ] = None,
     device: Device = None,
-    rounds: Annotated[int, typer.Option(help="Timed rounds per backend.")] = 50,
-    peers: Annotated[str | None, typer.Option(help="Peers too: benchmarks.kernels.gpu, in the repository.")] = None,
+    rounds: Annotated[int, typer.Option(help="Number of timed rounds per backend.")] = 50,
+    peers: Annotated[
+        str | None,
+        typer.Option(help="Module of peer libraries to time too: benchmarks.kernels.gpu of the repository."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time every backend, beside what the device can copy, read and multiply in the same run."""
+    """Time every backend, next to the device's copy, read and multiply rates in the same run."""
     from specdec_kernels.inspection import timing
 
-    names = _names(ops)
+    names = operator_names(ops)
     if shape and len(names) != 1:
-        raise ValueError("kernels: --size goes with one operator; name it")
+        raise ValueError("kernels: --size: got no single operator; expected one; name it")
     if rounds < 1:
         raise ValueError(f"kernels: got {rounds} rounds; expected at least 1")
-    where = _device(device)
-    sizes = _sizes(names[0], shape) if shape else None
+    where = select_device(device)
+    sizes = parse_sizes(names[0], shape) if shape else None
     others = timing.find_peers(peers) if peers else None
     limit = timing.measure_ceilings(where)
     rows = list(timing.bench(names, where, sizes, rounds, limit, others))

@@ -30,73 +30,83 @@ _ROWS = 8  # greedy texts decoded at once
 
 
 def lab(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the report; draws in it are continued.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the report; draws stored in it are continued.")],
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
     drafter: Annotated[
         str | None,
-        typer.Option(help=f"Who proposes, by a distribution of its own: {', '.join(DRAFTERS)}.",
-            rich_help_panel="Models"),
+        typer.Option(help=f"Drafter with a distribution of its own: {', '.join(DRAFTERS)}.", rich_help_panel="Models"),
     ] = None,
     drafter_option: options.DrafterOptions = None,
     rule: Annotated[
         str | None,
         typer.Option(
-            help="Verification rule under test, such as replay (default: rejection; best with --drafter).",
+            help="Verification rule under test, such as replay (default: rejection, or best with --drafter).",
             rich_help_panel="Models",
         ),
     ] = None,
     pick: Annotated[
         str | None,
         typer.Option(
-            help="How tokens are drafted where draws are made: "
-            "sampled, deterministic (the likeliest); on trees hybrid, iid, without; for replay coupled (default: by "
-            "the rule).",
+            help="How draft tokens are selected: sampled or deterministic; on trees also hybrid, iid or "
+            "without (replacement); coupled for replay (default: depends on the rule).",
             rich_help_panel=_WORK,
         ),
     ] = None,
     draft_tokens: options.DraftTokens = None,
-    draws: Annotated[int, typer.Option("--draws", "-N", help="Draws per place.", rich_help_panel=_WORK)] = 1_000_000,
+    draws: Annotated[
+        int, typer.Option("--draws", "-N", help="Draws per text position.", rich_help_panel=_WORK)
+    ] = 1_000_000,
     prompts: Annotated[
         int | None,
-        typer.Option("--prompts", "-n", help="Prompts of the bundled workload (default: 4).", rich_help_panel=_WORK),
+        typer.Option(
+            "--prompts", "-n", help="Number of prompts from the bundled workload (default: 4).", rich_help_panel=_WORK
+        ),
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option("--file", "-f", help="Prompts of your own, as in `generate`.", rich_help_panel=_WORK),
+        typer.Option("--file", "-f", help="File with your own prompts, as in `generate`.", rich_help_panel=_WORK),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Every line is a prompt.", rich_help_panel=_WORK)] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Treat every line of the file as a prompt.", rich_help_panel=_WORK)
+    ] = False,
     exact: Annotated[
-        bool, typer.Option(help="Enumerate all rules and compare backends.", rich_help_panel=_WORK)
+        bool,
+        typer.Option(
+            help="Enumerate the exact distributions of all rules and compare backends.", rich_help_panel=_WORK
+        ),
     ] = True,
     mutants: Annotated[
-        bool, typer.Option("--mutants", help="Measure known mistakes: the kill matrix.", rich_help_panel=_WORK)
+        bool, typer.Option("--mutants", help="Check that known mistakes (mutants) are detected.", rich_help_panel=_WORK)
     ] = False,
     recorded: Annotated[
         Path | None,
-        typer.Option("--recorded", help="Judge the draws in this .npz (docs/concepts/losslessness.md) instead of ours.",
-                     rich_help_panel=_WORK),
+        typer.Option(
+            "--recorded",
+            help="Test the draws stored in this .npz instead of drawing; docs/concepts/losslessness.md "
+            "describes its fields.",
+            rich_help_panel=_WORK,
+        ),
     ] = None,
     ledger: Annotated[
         Path | None,
-        typer.Option("--ledger", help="File in which the evidence of many runs accumulates.", rich_help_panel=_WORK),
+        typer.Option("--ledger", help="File that accumulates the evidence of many runs.", rich_help_panel=_WORK),
     ] = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     seed: Annotated[
-        int | None, typer.Option("--seed", "-s", help="Seed of all draws (default: 0).", rich_help_panel=_WORK)
+        int | None, typer.Option("--seed", "-s", help="Seed for all draws (default: 0).", rich_help_panel=_WORK)
     ] = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     threads: options.Threads = None,
     as_json: options.Json = False,
-) -> None:  # fmt: skip
-    """Check that speculation keeps the model's distribution: exact distributions, a million draws, greedy texts, a
-    page of plots.
+) -> None:
+    """Check that speculation keeps the model's distribution, and write an HTML report.
 
-    Needs the extra `lab`.
+    The report has exact distributions, a million draws per position, greedy texts and plots. Needs the extra `lab`.
     """
     require("lab", "lab")
     from specdec_fast.commands import open_engine
@@ -165,7 +175,7 @@ def lab(
 
 
 class _Asked:
-    """How much was asked for."""
+    """The amount of work that the command line requests."""
 
     def __init__(
         self, items: list[tuple[str, Prompt]], draws: int, exact: bool, mutants: bool, pick: str | None
@@ -178,7 +188,7 @@ class _Asked:
 
 
 def _items(prompts: int | None, file: str | None, lines: bool) -> list[tuple[str, Prompt]]:
-    """Prompts with their names: those of a file by its name and their numbers, else some of the bundled workload."""
+    """Returns prompts with names: those of a file, or some of the bundled workload."""
     from specdec_fast.commands.prompts import bundled_workload, one_of_each, read_prompts
 
     if file is None:
@@ -191,9 +201,7 @@ def _items(prompts: int | None, file: str | None, lines: bool) -> list[tuple[str
 
 
 def _refuse(setup: Setup, params: SamplingParams) -> None:
-    """Raise ValueError, before anything is loaded, where there would be nothing to draw. Drafters of other packages
-    are looked at when they are there.
-    """
+    """Raises ValueError if there would be nothing to draw; drafters of plugins are checked once they are loaded."""
     from specdec_fast.drafters import get_drafter
     from specdec_fast.rules import get_rule
 
@@ -209,7 +217,7 @@ def _refuse(setup: Setup, params: SamplingParams) -> None:
 
 
 def _why_rule(asked: str | None, drafter: str | None, engine: Engine) -> str:
-    """Which rule is under test, and why this one."""
+    """Returns a note on which rule is under test, and why."""
     from specdec_fast.rules import DEFAULT
 
     name = engine.rule.name
@@ -224,7 +232,7 @@ def _why_rule(asked: str | None, drafter: str | None, engine: Engine) -> str:
 
 
 def _note_replaced(run: Lab, console: Console, besides: Sequence[str] = ()) -> None:
-    """Say that the folder holds a report of other settings: its page, numbers and pictures go, its draws stay."""
+    """Notes that the report in the folder has other settings and is replaced; stored draws remain."""
     from specdec_fast.lab.report import other_settings
 
     other = "; ".join(other_settings(run.out, run.header, besides))
@@ -279,7 +287,7 @@ def _judge_recorded(run: Lab, path: Path, asked: _Asked, console: Console) -> No
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Progress]:
-    """A bar on a terminal; nothing elsewhere."""
+    """Shows a progress bar on a terminal, and nothing elsewhere."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description:<34.34}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
@@ -307,7 +315,7 @@ def _interrupted(run: Lab, asked: _Asked, out: Path, console: Console) -> None:
 
 
 def _tell(run: Lab, as_json: bool, console: Console) -> None:
-    """Write the report, say what was found, and leave with 1 if anything does not hold."""
+    """Writes the report, prints its summary, and exits with status 1 if a check failed."""
     from specdec_fast.lab.report import finite, write_report
 
     page = write_report(run)

@@ -22,7 +22,7 @@ NO_DRAFTER = "none"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to load and how. `drafter` is None for plain decoding."""
+    """What to load, and with which options. `drafter` is None for plain decoding."""
 
     model: str
     draft: str | None
@@ -37,7 +37,11 @@ class Setup:
     budget: str = "fixed"
 
     def describe(self, rule: Rule) -> dict[str, Any]:
-        """For JSON. rule: the one that runs, which `best` leaves open."""
+        """Describes the setup as JSON values.
+
+        Args:
+            rule: The active rule, which the name `best` leaves open.
+        """
         return {
             "model": self.model,
             "draft": self.draft,
@@ -67,9 +71,10 @@ def resolve(
     drafter_option: list[str] | None = None,
     budget: str = "fixed",
 ) -> Setup:
-    """Fill in the bundled draft, settle who drafts, and refuse flags that contradict each other.
+    """Fills in the bundled draft model, selects the drafter, and refuses contradictory options.
 
-    Raises ValueError.
+    Raises:
+        ValueError: If options contradict each other.
     """
     from specdec_fast.adaptive.budget import budget_for
     from specdec_fast.commands.options import read_drafter_options
@@ -164,7 +169,7 @@ def _note(words: str) -> None:
 
 
 def note_hub(*names: str | None) -> None:
-    """Say which models are looked for on the hub: it may take long to learn that it is out of reach."""
+    """Notes which models are looked up on the hub, because a timeout can take long."""
     from specdec_fast.loading import is_hub_id
 
     far = [name for name in names if name is not None and is_hub_id(name)]
@@ -173,7 +178,7 @@ def note_hub(*names: str | None) -> None:
 
 
 def short_context(engine: Engine, before: int, most: int) -> str | None:
-    """What to say where the context ends before `most` tokens have followed `before`, or None."""
+    """Returns a note if the context ends before `most` tokens can follow `before`, or None."""
     from specdec_fast.commands.terminal_output import counted
 
     limit = engine.state.max_length
@@ -184,14 +189,14 @@ def short_context(engine: Engine, before: int, most: int) -> str | None:
 
 
 class _OneLine(logging.Handler):
-    """A line on standard error for every warning of the library."""
+    """Writes every warning of the library to standard error as one line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"specdec: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
 
 
 def quiet() -> None:
-    """No chatter from libraries; warnings as one line each; output that never fails to encode."""
+    """Silences library output, shortens warnings to one line, and makes output encodable everywhere."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging as transformers_logging
 
@@ -227,7 +232,7 @@ def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what a result depends on; None for what is not installed."""
+    """Returns the versions that a result depends on; None for packages that are not installed."""
     found: dict[str, str | None] = {"python": sys.version.split()[0]}
     for package in ("specdec-fast", "torch", "transformers", "triton"):
         try:

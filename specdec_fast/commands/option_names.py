@@ -35,9 +35,10 @@ _OF_CODE = {
 
 
 def in_flags(message: str, own: Collection[str] = ()) -> str:
-    """A message that begins with a parameter's name, with the flags in place of names; others as they are.
+    """Replaces parameter names at the start of a message by command-line flags.
 
-    own: parameters that a prompt in a file sets itself; they keep the names that they have there.
+    Args:
+        own: Parameters that a prompt in a file sets itself; they keep their names.
     """
     for words, told in _OF_CODE.items():
         message = message.replace(words, told)

@@ -15,7 +15,7 @@ _MODELS, _RUN, SAMPLING = "Models", "Run", "Sampling"
 Model = Annotated[
     str,
     typer.Option(
-        "--model", "--target", "-m", help="Target: a bundled name, a folder or a hub id.", rich_help_panel=_MODELS
+        "--model", "--target", "-m", help="Target model: a bundled name, a folder or a hub id.", rich_help_panel=_MODELS
     ),
 ]
 DraftModel = Annotated[
@@ -23,7 +23,7 @@ DraftModel = Annotated[
     typer.Option(
         "--draft",
         "-d",
-        help="Draft model of the same family. The bundled target comes with demo-draft.",
+        help="Draft model: a bundled name, a folder or a hub id (default: demo-draft for the bundled target).",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -31,7 +31,7 @@ DrafterName = Annotated[
     str | None,
     typer.Option(
         "--drafter",
-        help="Who proposes: draft_model, ngram, ... (see `specdec drafters`), or none.",
+        help="Drafter: draft_model, ngram, ... (see `specdec drafters`), or none.",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -41,7 +41,7 @@ DrafterOptions = Annotated[
         "--drafter-option",
         "-o",
         metavar="NAME=VALUE",
-        help="What else the drafter takes, such as n_max=3 or widths=[4,2]; may be repeated.",
+        help="Option of the drafter as NAME=VALUE, such as n_max=3 or widths=[4,2]; may be repeated.",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -50,89 +50,116 @@ RuleName = Annotated[
 ]
 DraftTokens = Annotated[
     int | None,
-    typer.Option("--draft-tokens", "-k", help="Tokens drafted per step; 0: plain decoding.", rich_help_panel=_MODELS),
+    typer.Option(
+        "--draft-tokens", "-k", help="Draft tokens per step; 0 disables speculation.", rich_help_panel=_MODELS
+    ),
 ]
 BudgetName = Annotated[
     str,
     typer.Option(
         "--budget",
-        help="Nodes drafted per step: fixed (all that --draft-tokens allows), entropy (what the draft model is sure "
-        "of) or goodput (what pays, none if nothing).",
+        help="Draft budget per step: fixed (all that --draft-tokens allows), entropy (stops where the "
+        "draft model is uncertain) or goodput (the number that saves the most time, 0 if none "
+        "does).",
         rich_help_panel=_MODELS,
     ),
 ]
 Dtype = Annotated[
     str,
-    typer.Option("--dtype", help="float32, bfloat16, float16 or float64.", rich_help_panel=_RUN),
+    typer.Option(
+        "--dtype", help="Data type of the models: float32, bfloat16, float16 or float64.", rich_help_panel=_RUN
+    ),
 ]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.", rich_help_panel=_RUN)]
+Device = Annotated[str, typer.Option("--device", help="Device: cpu, cuda or cuda:N.", rich_help_panel=_RUN)]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", "-t", help="CPU threads (default: PyTorch's).", rich_help_panel=_RUN),
+    typer.Option("--threads", "-t", help="Number of CPU threads (default: PyTorch's).", rich_help_panel=_RUN),
 ]
-Compile = Annotated[bool, typer.Option("--compile", help="Run the models through torch.compile.", rich_help_panel=_RUN)]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Compile the models with torch.compile.", rich_help_panel=_RUN)
+]
 FusedForward = Annotated[
     bool,
     typer.Option(
         "--fused-forward",
-        help="Run the target's forward pass as one operator, as for draft models (Llama, float32, CPU).",
+        help="Run the target's forward pass as one operator (Llama, float32, CPU only).",
         rich_help_panel=_RUN,
     ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="Exactly one JSON object on standard output.", rich_help_panel="Output")
+    bool, typer.Option("--json", help="Print exactly one JSON object to standard output.", rich_help_panel="Output")
 ]
-Temperature = Annotated[float, typer.Option("--temperature", "-T", help="0 is greedy.", rich_help_panel=SAMPLING)]
-TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.", rich_help_panel=SAMPLING)]
+Temperature = Annotated[
+    float, typer.Option("--temperature", "-T", help="Sampling temperature; 0 is greedy.", rich_help_panel=SAMPLING)
+]
+TopK = Annotated[
+    int, typer.Option("--top-k", help="Keep the k most likely tokens; 0 keeps all.", rich_help_panel=SAMPLING)
+]
 TopP = Annotated[
     float,
-    typer.Option("--top-p", help="Keep the likeliest tokens that make up this mass.", rich_help_panel=SAMPLING),
+    typer.Option(
+        "--top-p",
+        help="Keep the most likely tokens up to this cumulative probability; 1 keeps all.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 MinP = Annotated[
     float,
-    typer.Option("--min-p", help="Drop tokens less likely than this share of the likeliest.", rich_help_panel=SAMPLING),
+    typer.Option(
+        "--min-p",
+        help="Drop tokens below this fraction of the highest probability; 0 keeps all.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 RepetitionPenalty = Annotated[
     float,
     typer.Option(
         "--repetition-penalty",
-        help="Above 1: tokens of prompt and text become less likely; 1 is off.",
+        help="Values above 1 make tokens of prompt and text less likely; 1 is off.",
         rich_help_panel=SAMPLING,
     ),
 ]
 PresencePenalty = Annotated[
     float,
     typer.Option(
-        "--presence-penalty", help="Taken off the logits of tokens in the text; 0 is off.", rich_help_panel=SAMPLING
+        "--presence-penalty",
+        help="Subtracted from the logits of tokens that the text contains; 0 is off.",
+        rich_help_panel=SAMPLING,
     ),
 ]
 FrequencyPenalty = Annotated[
     float,
-    typer.Option("--frequency-penalty", help="The same, per time they are in the text.", rich_help_panel=SAMPLING),
+    typer.Option(
+        "--frequency-penalty",
+        help="Subtracted from the logit of a token for each occurrence in the text; 0 is off.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 LogitBias = Annotated[
     list[str] | None,
     typer.Option(
         "--logit-bias",
         metavar="ID:VALUE",
-        help="Add VALUE to the logit of token ID; may be repeated.",
+        help="Add VALUE to the logit of token ID, as ID:VALUE; may be repeated.",
         rich_help_panel=SAMPLING,
     ),
 ]
 Ban = Annotated[
     list[int] | None,
-    typer.Option("--ban", metavar="ID", help="Never produce token ID; may be repeated.", rich_help_panel=SAMPLING),
+    typer.Option("--ban", metavar="ID", help="Never generate token ID; may be repeated.", rich_help_panel=SAMPLING),
 ]
 Regex = Annotated[
     str | None,
-    typer.Option("--regex", help="The text matches this expression (extra: grammar).", rich_help_panel=SAMPLING),
+    typer.Option(
+        "--regex", help="Regular expression that the text must match (extra: grammar).", rich_help_panel=SAMPLING
+    ),
 ]
 JsonSchema = Annotated[
     str | None,
     typer.Option(
         "--json-schema",
         metavar="FILE",
-        help="The text is JSON of this schema: a file, or the schema itself (extra: grammar).",
+        help="JSON schema that the text must follow: a file, or the schema itself (extra: grammar).",
         rich_help_panel=SAMPLING,
     ),
 ]
@@ -141,15 +168,19 @@ Logprobs = Annotated[
     typer.Option(
         "--logprobs",
         metavar="N",
-        help="Log-probabilities of the tokens and N alternatives, after temperature and all other settings: in the "
-        "JSON, else on stderr.",
+        help="Report log-probabilities of the tokens and of N alternatives, after all sampling "
+        "parameters, in the JSON or on standard error.",
         rich_help_panel="Output",
     ),
 ]
 
 
 def read_drafter_options(entries: list[str] | None) -> dict[str, Any]:
-    """Options from NAME=VALUE; a value is JSON where it can be, else text. Raises ValueError."""
+    """Parses drafter options from NAME=VALUE; a value is JSON if it parses, otherwise text.
+
+    Raises:
+        ValueError: If an option has no name or value.
+    """
     found: dict[str, Any] = {}
     for entry in entries or ():
         name, equals, value = entry.partition("=")
@@ -163,7 +194,11 @@ def read_drafter_options(entries: list[str] | None) -> dict[str, Any]:
 
 
 def read_bias(entries: list[str] | None) -> dict[int, float]:
-    """Token biases from ID:VALUE. Raises ValueError."""
+    """Parses token biases from ID:VALUE.
+
+    Raises:
+        ValueError: If one cannot be parsed.
+    """
     found = {}
     for entry in entries or ():
         token, colon, value = entry.partition(":")
@@ -175,7 +210,11 @@ def read_bias(entries: list[str] | None) -> dict[int, float]:
 
 
 def refuse_grammar(regex: str | None, schema: str | None) -> None:
-    """What can be said against --regex and --json-schema before a model is loaded. Raises ValueError."""
+    """Checks --regex and --json-schema before a model is loaded.
+
+    Raises:
+        ValueError: If they cannot be used.
+    """
     if regex is not None and schema is not None:
         raise ValueError("--regex with --json-schema: got both; expected one of them")
     if regex is not None or schema is not None:
@@ -183,7 +222,11 @@ def refuse_grammar(regex: str | None, schema: str | None) -> None:
 
 
 def read_grammar(regex: str | None, schema: str | None, tokenizer: Any) -> Any:
-    """The grammar that --regex or --json-schema asks for, or None. Raises ValueError."""
+    """Returns the grammar that --regex or --json-schema requests, or None.
+
+    Raises:
+        ValueError: If it cannot be parsed.
+    """
     if regex is None and schema is None:
         return None
     if tokenizer is None:

@@ -21,7 +21,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A prompt of the user, where it stands (for messages), its id, and the sampling parameters that it sets itself."""
+    """A prompt with its location (for messages), its id, and the sampling parameters that it sets."""
 
     prompt: Prompt
     where: str
@@ -29,9 +29,13 @@ class Entry:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def params(self, flags: SamplingParams, at: int) -> SamplingParams:
-        """Its own settings over those of the flags. at: its place among the prompts; each has a seed of its own.
+        """Merges the prompt's own parameters with those of the flags.
 
-        Raises ValueError, with the place, for values that are out of range.
+        Args:
+            at: Index of the prompt; each has a seed of its own.
+
+        Raises:
+            ValueError: If a value is out of range; the message names the location.
         """
         seed = None if flags.seed is None else flags.seed + at
         try:
@@ -50,7 +54,11 @@ class WorkItem:
 
 
 def read_prompts(argument: str | None, file: str | None, lines: bool) -> list[Prompt]:
-    """The prompts of `read_entries`. Raises ValueError, too, for one that is empty or sets parameters of its own."""
+    """Returns the prompts of `read_entries`.
+
+    Raises:
+        ValueError: Also for a prompt that is empty or sets parameters.
+    """
     entries = read_entries(argument, file, lines)
     for entry in entries:
         if not entry.prompt:
@@ -61,9 +69,10 @@ def read_prompts(argument: str | None, file: str | None, lines: bool) -> list[Pr
 
 
 def read_entries(argument: str | None, file: str | None, lines: bool) -> list[Entry]:
-    """The prompts that the user means: text, or lists of token ids (JSON only).
+    """Reads prompts from an argument, a file or standard input: text, or lists of token ids (JSON only).
 
-    Raises ValueError when there are none, when they are empty, or when two sources are given.
+    Raises:
+        ValueError: If there are none, they are empty, or two sources are given.
     """
     if argument is not None and file is not None:
         raise ValueError("prompt: got an argument and --file; expected one of them")
@@ -89,7 +98,7 @@ def read_entries(argument: str | None, file: str | None, lines: bool) -> list[En
 
 
 def _typed() -> str:
-    """All of standard input."""
+    """Reads all of standard input."""
     binary = getattr(sys.stdin, "buffer", None)
     if binary is None:
         return sys.stdin.read()
@@ -103,7 +112,7 @@ def _typed() -> str:
 
 
 def _split(text: str, source: str, suffix: str, lines: bool) -> list[Entry]:
-    """The prompts in a text. source: where it comes from, for messages."""
+    """Splits a text into prompts; `source` names it in messages."""
     if lines and suffix == ".json":
         raise ValueError("--lines: got a .json file; expected a text file; JSON lists need no --lines")
     if suffix == ".jsonl" or lines:
@@ -136,7 +145,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _entry(given: Any, where: str, *, alone: bool) -> Entry:
-    """A prompt. alone: there is no other; the engine refuses an empty one among several by itself."""
+    """Parses one prompt; an empty one is refused here only if it is `alone`."""
     prompt: Any = given.get("prompt") if isinstance(given, dict) else given
     if alone and prompt in ("", []):
         raise ValueError(f"{where}: {_EMPTY_TEXT if prompt == '' else _NO_TOKENS}")
@@ -152,7 +161,7 @@ def _entry(given: Any, where: str, *, alone: bool) -> Entry:
 
 
 def _checked(settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """Sampling parameters as JSON has them, but for ids, which are text where they are keys; values are not judged."""
+    """Converts sampling parameters from JSON, whose keys are text; the values are checked later."""
     from specdec_fast.core.names import argument_hint
     from specdec_fast.sampling.params import SamplingParams
 
@@ -171,12 +180,16 @@ def _checked(settings: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def unescape(text: str) -> str:
-    r"""Turn \n, \t and \\ into what they stand for: shells pass them on as they were typed."""
+    r"""Replaces \n, \t and \\ by the characters that they stand for."""
     return re.sub(r"\\([nt\\])", lambda match: _ESCAPES[match[1]], text)
 
 
 def bundled_workload() -> list[WorkItem]:
-    """All prompts that come with the package. Raises ValueError when the file is missing."""
+    """Returns all bundled prompts.
+
+    Raises:
+        ValueError: If the file is missing.
+    """
     from specdec_fast.loading import ASSETS
 
     path = ASSETS / "workload.json"
@@ -186,7 +199,11 @@ def bundled_workload() -> list[WorkItem]:
 
 
 def one_of_each(items: Sequence[WorkItem], count: int) -> list[WorkItem]:
-    """The first `count` items, kinds taking turns. Raises ValueError when there are not as many."""
+    """Returns `count` items that alternate between kinds.
+
+    Raises:
+        ValueError: If there are fewer.
+    """
     if not 1 <= count <= len(items):
         raise ValueError(f"--prompts: got {count}; expected 1..{len(items)}, the size of the bundled workload")
     by_kind: dict[str, list[WorkItem]] = {}

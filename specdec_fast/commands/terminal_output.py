@@ -26,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _Console(Console):
-    """Tables fill their width with blanks; in a pipe lines end with their last word."""
+    """A console that strips trailing blanks of tables when it writes to a pipe."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         if self.is_terminal:
@@ -39,7 +39,7 @@ class _Console(Console):
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, in the plural unless it is 1."""
+    """Returns a number with its noun, in the plural unless the number is 1."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -53,7 +53,7 @@ def percents(parts: Sequence[float]) -> list[int]:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console that prints no escape code when it is not a terminal or when NO_COLOR is set."""
+    """Returns a console without escape codes if it is not a terminal or NO_COLOR is set."""
     colours = None if os.environ.get("NO_COLOR") else "auto"
     console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False, color_system=colours)  # type: ignore[arg-type]
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -62,12 +62,12 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def harmless(text: str) -> str:
-    """Text with control characters made visible: a model must not steer the terminal."""
+    """Makes control characters visible, so that generated text cannot control the terminal."""
     return _CONTROL.sub("\ufffd", text)
 
 
 class Painter:
-    """Gives out the growing text of a request in pieces, by the origin of their tokens if asked to.
+    """Splits the growing text of a request into pieces, optionally by the origin of their tokens.
 
     Without a tokenizer the pieces are token ids.
     """
@@ -83,7 +83,7 @@ class Painter:
         self._ends: list[tuple[int, str]] = []  # where the text of each token ends, and its origin
 
     def fresh(self) -> list[tuple[str, str]]:
-        """(text, origin) of what became final since the last call."""
+        """Returns (text, origin) of all pieces that became final since the last call."""
         start, new = self._seen, self._handle.tokens[self._seen :]
         self._seen += len(new)
         origins = self._handle.origins[start : self._seen]
@@ -114,7 +114,7 @@ class Painter:
 
 
 def paint(pieces: Iterable[tuple[str, str]]) -> Text:
-    """Pieces as coloured text."""
+    """Returns pieces as coloured text."""
     from rich.text import Text
 
     text = Text()
@@ -124,7 +124,7 @@ def paint(pieces: Iterable[tuple[str, str]]) -> Text:
 
 
 def legend() -> Text:
-    """What the colours mean, one per line."""
+    """Lists the meaning of the colours, one per line."""
     from rich.text import Text
 
     lines = [Text.assemble((f"{name:<9}", STYLES[name]), (f"  {words}", "dim")) for name, words in MEANINGS.items()]
@@ -132,7 +132,7 @@ def legend() -> Text:
 
 
 def stats_table(stats: Any, seconds: float) -> Any:
-    """tau, alpha per position and time per verb of `RequestStats` as a small table; seconds: wall-clock."""
+    """Formats tau, alpha per position and the time of each phase of `RequestStats` as a table."""
     from rich.table import Table
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -153,7 +153,7 @@ def stats_table(stats: Any, seconds: float) -> Any:
 
 
 def logprobs_table(logprobs: Sequence[TokenLogprob], tokenizer: Any) -> Any:
-    """Emitted tokens with their log-probabilities and alternatives, one per line."""
+    """Formats tokens with their log-probabilities and alternatives, one token per line."""
     from rich.table import Table
     from rich.text import Text
 

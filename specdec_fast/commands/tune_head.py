@@ -15,16 +15,16 @@ def head_layers(
     head: Annotated[str, typer.Option("--head", help="Folder or hub id of an EAGLE-3 head.")],
     model: options.Model = "demo-target",
     file: Annotated[
-        str | None, typer.Option("--file", "-f", help="A text to tell by (default: a bundled one).")
+        str | None, typer.Option("--file", "-f", help="Text file to measure on (default: a bundled text).")
     ] = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check the layers that an EAGLE-3 head reads: as its config.json is understood, and one layer before and behind.
+    """Check which target layers an EAGLE-3 head reads: those of its config.json, and one layer before and after.
 
-    Producers count a target's layers in two ways. The rate is that of the head's first token at temperature 1.
+    Exporters count layers in two ways. The acceptance rate of the head's first token at temperature 0 decides.
     """
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.prompts import bundled_workload, read_prompts

@@ -19,29 +19,37 @@ _TUNED = ("draft_tree", "medusa", *_RECURRENT)
 def tree(
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
-    drafter: Annotated[str, typer.Option("--drafter", help="draft_tree, medusa, eagle, eagle3 or mtp.")] = "draft_tree",
+    drafter: Annotated[
+        str, typer.Option("--drafter", help="Drafter: draft_tree, medusa, eagle, eagle3 or mtp.")
+    ] = "draft_tree",
     drafter_option: options.DrafterOptions = None,
-    nodes: Annotated[int, typer.Option(help="Nodes of the tree, root not counted.")] = 16,
+    nodes: Annotated[int, typer.Option(help="Number of draft nodes, without the root.")] = 16,
     depth: Annotated[int, typer.Option(help="Deepest level to measure.")] = 8,
-    width: Annotated[int, typer.Option(help="Most children of a node.")] = 8,
+    width: Annotated[int, typer.Option(help="Maximum number of children of a node.")] = 8,
     how: Annotated[str, typer.Option(help="Order of children: coupled (rule replay) or top_k.")] = "coupled",
     file: Annotated[
         str | None,
-        typer.Option("--file", "-f", help="Prompts, as in `generate`, without own settings (default: bundled)."),
+        typer.Option(
+            "--file",
+            "-f",
+            help="File with prompts, as in `generate`, without sampling parameters (default: bundled prompts).",
+        ),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Every line is a prompt.")] = False,
-    new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes per prompt.")] = 64,
+    lines: Annotated[bool, typer.Option("--lines", help="Treat every line of the file as a prompt.")] = False,
+    new_tokens: Annotated[int, typer.Option(help="Tokens that the target generates per prompt.")] = 64,
     temperature: options.Temperature = 1.0,
-    seed: Annotated[int, typer.Option("--seed", "-s", help="Of the first text.")] = 0,
-    out: Annotated[Path, typer.Option(help="Result file, for `-o shape=FILE`.")] = Path("tree-shape.json"),
+    seed: Annotated[
+        int, typer.Option("--seed", "-s", help="Seed of the first prompt; each further prompt uses the next number.")
+    ] = 0,
+    out: Annotated[Path, typer.Option(help="Result file; use it with `-o shape=FILE`.")] = Path("tree-shape.json"),
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the static tree that promises most tokens per step with a draft model, or with a trained head.
+    """Find the static tree with the most expected tokens per step, for a draft model or a trained head.
 
-    Use it with `--drafter draft_tree -o shape=FILE` or the like; eagle and eagle3 want `-o depth=0` too.
+    Use it with `--drafter draft_tree -o shape=FILE`. For eagle and eagle3 add `-o depth=0`.
     """
     if drafter not in _TUNED:
         raise ValueError(f"--drafter: got {drafter!r}, which takes no shape; expected one of {', '.join(_TUNED)}")

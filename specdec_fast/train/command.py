@@ -61,20 +61,25 @@ class _Progress:
 
 @app.command("demo-pair")
 def demo_pair(
-    out: Annotated[Path, typer.Option(help="Work folder; an interrupted run goes on from here.")] = Path("demo-pair"),
-    minutes: Annotated[float | None, typer.Option(help="Train so long in all instead of by tokens.")] = None,
-    target_tokens: Annotated[int, typer.Option(help="Tokens the target is trained on.")] = 6_000_000,
-    draft_tokens: Annotated[int, typer.Option(help="Tokens the draft is distilled on.")] = 40_000_000,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves PyTorch's default.")] = 0,
-    workers: Annotated[int, typer.Option(help="Processes that train together, one thread each; 1 uses --threads.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    out: Annotated[Path, typer.Option(help="Work folder; an interrupted run continues from it.")] = Path("demo-pair"),
+    minutes: Annotated[float | None, typer.Option(help="Total training time; replaces the numbers of tokens.")] = None,
+    target_tokens: Annotated[int, typer.Option(help="Training tokens of the target.")] = 6_000_000,
+    draft_tokens: Annotated[int, typer.Option(help="Distillation tokens of the draft model.")] = 40_000_000,
+    threads: Annotated[int, typer.Option(help="Number of CPU threads; 0 keeps PyTorch's default.")] = 0,
+    workers: Annotated[
+        int, typer.Option(help="Number of training processes with one thread each; 1 uses --threads.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     bfloat16: Annotated[
-        bool | None, typer.Option("--bf16/--no-bf16", help="Matrix products in bfloat16; default: where the CPU can.")
+        bool | None,
+        typer.Option("--bf16/--no-bf16", help="Multiply matrices in bfloat16 (default: if the CPU supports it)."),
     ] = None,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = True,
-    install: Annotated[bool, typer.Option(help="Copy the result over the bundled pair.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile the models with torch.compile.")
+    ] = True,
+    install: Annotated[bool, typer.Option(help="Replace the bundled pair with the result.")] = False,
 ) -> None:
-    """Train tokenizer, target and draft of the demo pair from the text on this machine (CPU, resumable)."""
+    """Train tokenizer, target and draft model of the demo pair on the text of this machine (CPU, resumable)."""
     import torch
     from transformers.utils import logging
 

@@ -57,7 +57,7 @@ def test_check_names_what_is_not_run_once_and_an_operator_asked_for_twice_too(ru
     if extension.unavailable_reason() is None and "no CUDA device" in text:
         assert "1 run, 0 of them differ" in once, "dtypes are of no matter to it"
         alone = run("kernels", "check", "process_logits_overlay", "kv_slots").stdout
-        assert "nothing but the reference is here: process_logits_overlay\n" in alone
+        assert "only the reference is available: process_logits_overlay\n" in alone
 
 
 def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
@@ -167,7 +167,7 @@ def test_explain_is_about_one_shape(run: Any) -> None:
         (("explain", "rejection_verify", "top_p=1.5"), "expected a number above 0 and at most 1"),
         (("bench", "distribution_stats", "-s", "vocab=1"), "at least 32"),
         (("inspect", "--arch", "sm_1"), "got 'sm_1'; expected one of sm_80"),
-        (("bench", "--size", "rows=1"), "--size goes with one operator"),
+        (("bench", "--size", "rows=1"), "--size: got no single operator; expected one; name it"),
         (("bench", "tree_plan", "--rounds", "0"), "at least 1"),
         (("bench", "tree_plan", "--peers", "no.such.module"), "expected a module with peers(op,"),
     ],
