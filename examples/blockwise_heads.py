@@ -11,11 +11,11 @@ from specdec_fast import SamplingParams, load
 from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.checkpoint_blockwise import save_blockwise
 from specdec_fast.loading import load_model, load_tokenizer
-from specdec_fast.train.heads.parallel import AheadTrainee
+from specdec_fast.train.heads.parallel import ParallelHeadsTrainee
 from specdec_fast.train.heads.settings import Settings
 from specdec_fast.train.heads.target_states import TargetStates
 from specdec_fast.train.heads.trainer import fit
-from specdec_fast.train.heads.training_texts import split, text_row
+from specdec_fast.train.heads.training_texts import read_token_row, split
 
 TEXT = Path(argparse.__file__)  # any text that the target knows how to continue
 
@@ -24,8 +24,8 @@ with tempfile.TemporaryDirectory() as folder:
     states = TargetStates(model, ("final_norm",))
     heads = BlockwiseHeads(states.hidden_size, model.config.vocab_size, 3)
     settings = Settings(steps=20, batch=2, length=64, lr=4e-3)
-    row, held = split(text_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=4)
-    trainee = AheadTrainee(heads, states, decay=1.0, labels="target")
+    row, held = split(read_token_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=4)
+    trainee = ParallelHeadsTrainee(heads, states, decay=1.0, labels="target")
     history = fit(trainee, states, row, held, settings, place).history
     save_blockwise(heads, place / "head", base_model="demo-target")
     params = SamplingParams(temperature=0, max_new_tokens=32)

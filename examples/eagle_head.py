@@ -14,14 +14,14 @@ from specdec_fast.train.heads.recurrent import Eagle3Trainee, frequent_ids, new_
 from specdec_fast.train.heads.settings import Settings
 from specdec_fast.train.heads.target_states import TargetStates
 from specdec_fast.train.heads.trainer import fit
-from specdec_fast.train.heads.training_texts import split, text_row
+from specdec_fast.train.heads.training_texts import read_token_row, split
 
 TEXT = Path(argparse.__file__)  # any text that the target knows how to continue
 
 with tempfile.TemporaryDirectory() as folder:
     model, place = load_model("demo-target"), Path(folder)
     settings = Settings(steps=20, batch=2, length=64, lr=4e-3)
-    row, held = split(text_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=4)
+    row, held = split(read_token_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=4)
     head = new_eagle3(model, frequent_ids(row, 512, 1024))
     states = TargetStates(model, (*head.aux_hidden_states, "final_norm"))
     history = fit(Eagle3Trainee(head, states, ahead=3), states, row, held, settings, place).history

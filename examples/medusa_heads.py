@@ -11,11 +11,11 @@ from specdec_fast import SamplingParams, load
 from specdec_fast.heads.checkpoint_medusa import save_medusa
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.loading import load_model, load_tokenizer
-from specdec_fast.train.heads.parallel import AheadTrainee
+from specdec_fast.train.heads.parallel import ParallelHeadsTrainee
 from specdec_fast.train.heads.settings import Settings
 from specdec_fast.train.heads.target_states import TargetStates
 from specdec_fast.train.heads.trainer import fit
-from specdec_fast.train.heads.training_texts import split, text_row
+from specdec_fast.train.heads.training_texts import read_token_row, split
 
 TEXT = Path(argparse.__file__)  # any text that the target knows how to continue
 
@@ -24,8 +24,8 @@ with tempfile.TemporaryDirectory() as folder:
     states = TargetStates(model, ("final_norm",))
     heads = MedusaHeads(states.hidden_size, model.config.vocab_size, 3, own_lm_head=False)
     settings = Settings(steps=20, batch=2, length=64, lr=4e-3)
-    row, held = split(text_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=4)
-    history = fit(AheadTrainee(heads, states, labels="target"), states, row, held, settings, place).history
+    row, held = split(read_token_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=4)
+    history = fit(ParallelHeadsTrainee(heads, states, labels="target"), states, row, held, settings, place).history
     save_medusa(heads, place / "head", base_model="demo-target")
     params = SamplingParams(temperature=0, max_new_tokens=32)
     prompt = "    def __init__(self, name):\n"

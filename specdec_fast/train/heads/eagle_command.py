@@ -1,4 +1,4 @@
-"""`specdec train eagle | eagle3`: the command lines of heads that run once per drafted level.
+"""`specdec train eagle | eagle3`: command lines of recurrent heads, which run once per draft level.
 
 Tests: tests/train/heads/test_eagle_command.py.
 """
@@ -11,28 +11,32 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec_fast.train.heads.options import Text, Training, spelled_out
+from specdec_fast.train.heads.options import TextOptions, TrainingOptions, expand_options
 from specdec_fast.train.heads.parallel_command import train_heads
 
 _HEAD, _LOSS = "Head", "Loss"
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """The one layer of a head; None: as the target has it."""
+class LayerOptions:
+    """Sizes of the head's only layer; None means the target's."""
 
     attention_heads: Annotated[
-        int | None, typer.Option(help="Of its layer (default: the target's).", rich_help_panel=_HEAD)
+        int | None, typer.Option(help="Number of heads of the layer (default: the target's).", rich_help_panel=_HEAD)
     ] = None
     kv_heads: Annotated[
-        int | None, typer.Option(help="Of its layer (default: the target's).", rich_help_panel=_HEAD)
+        int | None, typer.Option(help="Number of heads of the layer (default: the target's).", rich_help_panel=_HEAD)
     ] = None
     inner: Annotated[
-        int | None, typer.Option(help="Width of its MLP (default: the target's).", rich_help_panel=_HEAD)
+        int | None, typer.Option(help="Width of the layer's MLP (default: the target's).", rich_help_panel=_HEAD)
     ] = None
 
     def changes(self) -> dict[str, int]:
-        """What differs from the target's own layers. Raises ValueError."""
+        """Returns sizes that differ from the target's, under the names of its config.
+
+        Raises:
+            ValueError: If a size is below 1.
+        """
         asked = {
             "num_attention_heads": self.attention_heads,
             "num_key_value_heads": self.kv_heads,
@@ -44,27 +48,28 @@ class Layer:
         return {name: value for name, value in asked.items() if value is not None}
 
 
-@spelled_out(out=Path("eagle-head"), batch=4, length=2048, lr=3e-5, warm_up=2000 / 800_000)
+@expand_options(out=Path("eagle-head"), batch=4, length=2048, lr=3e-5, warm_up=2000 / 800_000)
 def eagle(
-    text: Text,
-    layer: Layer,
+    text: TextOptions,
+    layer: LayerOptions,
     *,
-    bias: Annotated[bool, typer.Option(help="Whether the first projection has one.", rich_help_panel=_HEAD)] = True,
+    bias: Annotated[bool, typer.Option(help="Whether the first projection has a bias.", rich_help_panel=_HEAD)] = True,
     embedding: Annotated[
-        bool, typer.Option(help="Write the target's embedding into the result, as published.", rich_help_panel=_HEAD)
+        bool,
+        typer.Option(help="Save the target's embedding with the head, as published heads do.", rich_help_panel=_HEAD),
     ] = True,
     token_weight: Annotated[
-        float, typer.Option(help="Of the tokens beside the features.", rich_help_panel=_LOSS)
+        float, typer.Option(help="Weight of the token loss relative to the feature loss.", rich_help_panel=_LOSS)
     ] = 0.1,
     noise: Annotated[
-        float, typer.Option(help="On the features that are read, for 512 tokens.", rich_help_panel=_LOSS)
+        float, typer.Option(help="Amplitude of the noise on input features, for 512 tokens.", rich_help_panel=_LOSS)
     ] = 0.1,
-    training: Training,
+    training: TrainingOptions,
 ) -> None:
-    """Train an EAGLE-1 and EAGLE-2 head for a model that stays as it is. Use: `--drafter eagle -o head=OUT/head`.
+    """Train an EAGLE-1 or EAGLE-2 head for a frozen model. Use it with `--drafter eagle -o head=OUT/head`.
 
-    Losses, rates and batch are the published ones. `accelerate launch -m specdec_fast.cli train eagle ...` takes
-    several GPUs or machines.
+    Losses, learning rate and batch size are the published ones. For several GPUs or machines, run
+    `accelerate launch -m specdec_fast.cli train eagle ...`.
     """
     from specdec_fast.heads.checkpoint_eagle import save_eagle
     from specdec_fast.train.heads.recurrent import FINAL, EagleTrainee, new_eagle
@@ -76,7 +81,7 @@ def eagle(
 
     def save(trainee: EagleTrainee, _held: Any, place: Path, facts: dict[str, Any]) -> None:
         own = trainee.states.model.get_input_embeddings().weight if embedding else None
-        save_eagle(place, _halved(trainee.head), {**facts, "base_model_name_or_path": text.model}, embedding=own)
+        save_eagle(place, _to_bfloat16(trainee.head), {**facts, "base_model_name_or_path": text.model}, embedding=own)
 
     train_heads(
         "eagle", text, training, build, save, {"token_weight": token_weight, "noise": noise}, betas=(0.9, 0.95),
@@ -84,26 +89,31 @@ def eagle(
     )  # fmt: skip
 
 
-@spelled_out(out=Path("eagle3-head"), batch=2, length=2048, lr=5e-5, warm_up=12_000 / 800_000)
+@expand_options(out=Path("eagle3-head"), batch=2, length=2048, lr=5e-5, warm_up=12_000 / 800_000)
 def eagle3(
-    text: Text,
-    layer: Layer,
+    text: TextOptions,
+    layer: LayerOptions,
     *,
     layers: Annotated[
         str | None,
-        typer.Option(help="Layers whose inputs it reads, as in 2,6,9 (default: as published).", rich_help_panel=_HEAD),
+        typer.Option(
+            help="Layers whose inputs the head reads, such as 2,6,9 (default: as published).", rich_help_panel=_HEAD
+        ),
     ] = None,
     vocab: Annotated[
-        int, typer.Option(help="Tokens that it can draft: the most frequent of the text.", rich_help_panel=_HEAD)
+        int,
+        typer.Option(help="Size of the draft vocabulary: the most frequent tokens of the text.", rich_help_panel=_HEAD),
     ] = 32_000,
     ahead: Annotated[int, typer.Option(help="Unrolled steps of the training-time test.", rich_help_panel=_LOSS)] = 7,
-    decay: Annotated[float, typer.Option(help="Weight of a step beside the one before.", rich_help_panel=_LOSS)] = 0.8,
-    training: Training,
+    decay: Annotated[
+        float, typer.Option(help="Weight of a step relative to the previous one.", rich_help_panel=_LOSS)
+    ] = 0.8,
+    training: TrainingOptions,
 ) -> None:
-    """Train an EAGLE-3 head for a model that stays as it is. Use it with `--drafter eagle3 -o head=OUT/head`.
+    """Train an EAGLE-3 head for a frozen model. Use it with `--drafter eagle3 -o head=OUT/head`.
 
-    Loss, rates and unrolled steps are the published ones. `accelerate launch -m specdec_fast.cli train eagle3 ...`
-    takes several GPUs or machines.
+    Loss, learning rate and unrolled steps are the published ones. For several GPUs or machines, run
+    `accelerate launch -m specdec_fast.cli train eagle3 ...`.
     """
     from specdec_fast.heads.checkpoint_eagle import save_eagle3
     from specdec_fast.train.heads.recurrent import FINAL, Eagle3Trainee, frequent_ids, new_eagle3
@@ -123,7 +133,7 @@ def eagle3(
         return Eagle3Trainee(head, states, decay=decay, ahead=ahead)
 
     def save(trainee: Eagle3Trainee, _held: Any, place: Path, facts: dict[str, Any]) -> None:
-        save_eagle3(place, _halved(trainee.head), {**facts, "base_model_name_or_path": text.model})
+        save_eagle3(place, _to_bfloat16(trainee.head), {**facts, "base_model_name_or_path": text.model})
 
     train_heads(
         "eagle3", text, training, build, save, {"ahead": ahead, "decay": decay}, betas=(0.9, 0.95), clip=0.5,
@@ -131,8 +141,8 @@ def eagle3(
     )  # fmt: skip
 
 
-def _halved(head: Any) -> Any:
-    """The head as it is published, in bfloat16; the one that is trained stays as it is."""
+def _to_bfloat16(head: Any) -> Any:
+    """Returns a bfloat16 copy, as heads are published; the trained head stays unchanged."""
     import copy
 
     import torch

@@ -1,4 +1,4 @@
-"""What the commands that train heads are told: the options they share are fields of dataclasses, written once.
+"""Options that all commands for training heads share, as fields of dataclasses.
 
 Tests: tests/train/heads/test_options.py.
 """
@@ -17,63 +17,82 @@ _DATA, _RUN = "Text", "Training"
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """Whose head it is, what it is trained on, and where it goes."""
+class TextOptions:
+    """Target model, training text and work folder."""
 
     inputs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Text: files or folders, .jsonl and .parquet by field. Default for demo-target: its own corpus."
+            help="Files or folders with training text; .jsonl and .parquet files are read by --field "
+            "(default for demo-target: its own corpus)."
         ),
     ] = None
-    model: Annotated[str, typer.Option("--model", "-m", help="Target: a bundled name, a folder or a hub id.")] = (
+    model: Annotated[str, typer.Option("--model", "-m", help="Target model: a bundled name, a folder or a hub id.")] = (
         "demo-target"
     )
-    out: Annotated[Path, typer.Option(help="Work folder; an interrupted run goes on from here.")] = Path("head")
+    out: Annotated[Path, typer.Option(help="Work folder; an interrupted run continues from it.")] = Path("head")
     field: Annotated[
-        str, typer.Option(help="Field of a JSONL line, or column of a Parquet file.", rich_help_panel=_DATA)
+        str,
+        typer.Option(
+            help="Field of a JSONL object, or column of a Parquet file, that holds the text.", rich_help_panel=_DATA
+        ),
     ] = "text"
     answer: Annotated[
         int,
         typer.Option(
-            help="Above 0: the texts are prompts, answered by the target with so many tokens.", rich_help_panel=_DATA
+            help="Treat the texts as prompts and train on answers of the target of this many tokens; 0 "
+            "trains on the texts.",
+            rich_help_panel=_DATA,
         ),
     ] = 0
     temperature: Annotated[
-        float, typer.Option("--temperature", "-T", help="Of these answers.", rich_help_panel=_DATA)
+        float, typer.Option("--temperature", "-T", help="Sampling temperature of the answers.", rich_help_panel=_DATA)
     ] = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """How: settings of the loop by the names that `Settings` has, and what the machine is to do."""
+class TrainingOptions:
+    """Hyperparameters of `Settings`, under the same names, and options of the machine."""
 
     steps: Annotated[int, typer.Option(help="Optimiser steps.", rich_help_panel=_RUN)] = 1000
     batch: Annotated[int, typer.Option(help="Blocks per step and process.", rich_help_panel=_RUN)] = 8
     length: Annotated[int, typer.Option(help="Tokens per block.", rich_help_panel=_RUN)] = 512
     lr: Annotated[float, typer.Option(help="Peak learning rate.", rich_help_panel=_RUN)] = 1e-3
     warm_up: Annotated[
-        float, typer.Option(help="Share of the steps on which the rate rises.", rich_help_panel=_RUN)
+        float, typer.Option(help="Share of the steps with a linear warm-up of the rate.", rich_help_panel=_RUN)
     ] = 0.1
     measure_every: Annotated[int, typer.Option(help="Steps between measurements.", rich_help_panel=_RUN)] = 100
     saving: Annotated[
         float | None,
         typer.Option(
-            help="Share of the time for checkpoints; 1: one behind every step (default: behind every step if writing "
-            "one takes no longer than a step, else 0.05).",
+            help="Share of the time that checkpoints may take; 1 writes one after every step (default: "
+            "after every step if that takes no longer than a step, else 0.05).",
             rich_help_panel=_RUN,
         ),
     ] = None
-    mixed_precision: Annotated[str, typer.Option(help="no, bf16 or fp16: of the heads.", rich_help_panel=_RUN)] = "no"
-    dtype: Annotated[str, typer.Option(help="Of the target while training.", rich_help_panel=_RUN)] = "float32"
-    seed: Annotated[int, typer.Option(help="Of the order of the text.", rich_help_panel=_RUN)] = 0
-    threads: Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads.", rich_help_panel=_RUN)] = None
+    mixed_precision: Annotated[
+        str, typer.Option(help="Mixed precision of the heads: no, bf16 or fp16.", rich_help_panel=_RUN)
+    ] = "no"
+    dtype: Annotated[str, typer.Option(help="Data type of the target during training.", rich_help_panel=_RUN)] = (
+        "float32"
+    )
+    seed: Annotated[int, typer.Option(help="Seed of weights and of the order of the text.", rich_help_panel=_RUN)] = 0
+    threads: Annotated[
+        int | None, typer.Option("--threads", "-t", help="Number of CPU threads.", rich_help_panel=_RUN)
+    ] = None
 
 
-def spelled_out(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command of a function: in place of a parameter whose type is a dataclass stand its fields, each as an option.
+def expand_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command in which every dataclass parameter is replaced by its fields as options.
 
-    defaults: of such fields, where they are others than the dataclass has. Raises TypeError for one that no field has.
+    Args:
+        defaults: Default values of fields that differ from those of the dataclass.
+
+    Returns:
+        A decorator of functions.
+
+    Raises:
+        TypeError: If no field has the name of a default.
     """
 
     def made(own: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Training of heads that look ahead from one hidden state: Medusa-1 (Cai et al. 2024, section 2.2.1) and blockwise.
+"""Trainees for parallel heads: Medusa-1 and blockwise parallel decoding.
 
 Tests: tests/train/heads/test_parallel.py.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specdec_fast.train.heads.loss_mask import mean_where, told_apart
+from specdec_fast.train.heads.loss_mask import masked_mean, split_loss_mask
 from specdec_fast.train.heads.target_states import TargetStates
 from specdec_kernels.names import unknown_name
 
@@ -20,12 +20,23 @@ AUX_HIDDEN_STATE = "final_norm"
 LABELS = ("text", "target")
 
 
-class AheadTrainee(nn.Module):
-    """The loss of heads over a frozen target: the sum over k of decay ** k times the cross-entropy of head k.
+class ParallelHeadsTrainee(nn.Module):
+    """Computes the loss of parallel heads over a frozen target.
 
-    heads: logits [heads, N, V] from states [N, hidden]; states: of the target; decay: 0.8 for Medusa, 1 for blockwise;
-    labels: "text" is the token k + 2 places on, as published; "target" is the target's own distribution there, which
-    says more per token.
+    The loss is the sum over k of decay ** k times the cross-entropy of head k.
+
+    Args:
+        heads: A module that maps hidden states [N, hidden] to logits [heads, N, V].
+        states: Hidden states of the target.
+        decay: Weight of a head relative to the previous one; 0.8 for Medusa, 1 for blockwise.
+        labels: "text" uses the token k + 2 positions ahead, as published; "target" uses the target's distribution
+            there, which carries more information per token.
+
+    Raises:
+        ValueError: If `labels` or `decay` is invalid.
+
+    Source:
+        Cai et al. 2024, section 2.2.1.
     """
 
     def __init__(self, heads: nn.Module, states: TargetStates, decay: float = 0.8, labels: str = "text") -> None:
@@ -41,16 +52,29 @@ class AheadTrainee(nn.Module):
         return self.states.lm_head(hidden.to(self.states.model.dtype)).float()
 
     def logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(logits [heads, B, L, V], states [B, L, hidden]) at every place of tokens [B, L]."""
+        """Computes the heads' logits at every position.
+
+        Args:
+            tokens: Token ids, int64 [B, L].
+
+        Returns:
+            Logits [heads, B, L, V] and hidden states [B, L, hidden].
+        """
         hidden = self.states(tokens)[AUX_HIDDEN_STATE].to(next(self.heads.parameters()).dtype)
         found = self.heads(hidden.flatten(0, 1), self._project)
         return found.unflatten(1, tokens.shape), hidden
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, measures) of tokens int64 [B, L], over those that count. Measures: how often each head's best token is
-        the text's (`head_1`, ...), and `tokens_per_step`, what a chain of these best tokens would yield on this text.
+        """Computes loss and measurements over tokens with loss.
+
+        Args:
+            tokens: Stored tokens, int64 [B, L]; ~token marks one without loss.
+
+        Returns:
+            The scalar loss, and measurements by name: `head_1`, ... is the share of positions where the head's best
+            token is the text's; `tokens_per_step` is the yield of a chain of these tokens on this text.
         """
-        tokens, counts = told_apart(tokens)
+        tokens, counts = split_loss_mask(tokens)
         logits, hidden = self.logits(tokens)
         ids: Tensor | None = self.heads.token_ids
         dist = self._project(hidden).softmax(-1) if self.labels == "target" else None
@@ -74,28 +98,40 @@ class AheadTrainee(nn.Module):
                 part = functional.nll_loss(scores.flatten(0, 1), text.flatten(), reduction="none").view_as(text)
             else:
                 part = -(dist[:, ahead - 1 : length - 1, : scores.shape[-1]] * scores).sum(-1)
-            loss = loss + self.decay**head * mean_where(part, kept)
+            loss = loss + self.decay**head * masked_mean(part, kept)
             with torch.no_grad():
                 hits = scores.argmax(-1) == text
-                measures[f"head_{head + 1}"] = mean_where(hits, kept)
+                measures[f"head_{head + 1}"] = masked_mean(hits, kept)
                 chain = chain & hits[:, : chain.shape[1]]
-                yielded = yielded + mean_where(chain, counts[:, 2 : 2 + chain.shape[1]])
+                yielded = yielded + masked_mean(chain, counts[:, 2 : 2 + chain.shape[1]])
         measures["tokens_per_step"] = yielded
         return loss, measures
 
 
 @torch.no_grad()
-def rank_rates(trainee: AheadTrainee, held: np.ndarray, length: int, width: int = 10) -> list[list[float]]:
-    """rates[k][r]: how often the token k + 2 places on is rank r of head k, on held-out tokens [N] that count.
+def measure_rank_rates(
+    trainee: ParallelHeadsTrainee, held: np.ndarray, length: int, width: int = 10
+) -> list[list[float]]:
+    """Measures how often the token k + 2 positions ahead has rank r under head k.
 
-    What the authors build their trees from (section 2.3.3); `shapes.best_shape` takes it.
+    Args:
+        trainee: Trained heads.
+        held: Held-out tokens, int32 [N].
+        length: Tokens per block.
+        width: Number of ranks.
+
+    Returns:
+        Rates [heads][ranks], the input of `topology.best_shape`.
+
+    Source:
+        Cai et al. 2024, section 2.3.3.
     """
     device = next(trainee.parameters()).device
     hits: Tensor | None = None
     places: Tensor | int = 0
     for start in range(0, len(held) - length, length):
         row = torch.from_numpy(held[start : start + length + 1].astype(np.int64))[None].to(device)
-        tokens, counts = told_apart(row)
+        tokens, counts = split_loss_mask(row)
         logits, _ = trainee.logits(tokens)
         top = logits[:, 0].topk(min(width, logits.shape[-1]), dim=-1).indices
         if trainee.heads.token_ids is not None:

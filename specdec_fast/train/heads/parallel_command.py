@@ -1,6 +1,6 @@
-"""`specdec train medusa | blockwise`: the command lines of heads that look ahead, and what all heads share.
+"""`specdec train medusa | blockwise`: command lines of parallel heads, and the run that all heads share.
 
-Tests: tests/train/heads/test_parallel_training.py.
+Tests: tests/train/heads/test_parallel_command.py, tests/train/heads/test_parallel_training.py.
 """
 
 from __future__ import annotations
@@ -15,45 +15,54 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec_fast.train.heads.options import Text, Training, spelled_out
+from specdec_fast.train.heads.options import TextOptions, TrainingOptions, expand_options
 from specdec_kernels.names import unknown_name
 
 _HEADS = "Heads"
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """Of heads that look ahead from one hidden state."""
+class ParallelHeadOptions:
+    """Options of heads that predict several positions from one hidden state."""
 
-    heads: Annotated[int, typer.Option(help="Places ahead.", rich_help_panel=_HEADS)] = 4
+    heads: Annotated[int, typer.Option(help="Number of heads: positions to predict ahead.", rich_help_panel=_HEADS)] = 4
     labels: Annotated[
-        str, typer.Option(help="text: the next tokens; target: the target's own distribution.", rich_help_panel=_HEADS)
+        str,
+        typer.Option(
+            help="Training labels. text: tokens of the text; target: the target's distribution.", rich_help_panel=_HEADS
+        ),
     ] = "text"
 
 
-@spelled_out(out=Path("medusa-heads"))
+@expand_options(out=Path("medusa-heads"))
 def medusa(
-    text: Text,
-    ahead: Ahead,
+    text: TextOptions,
+    ahead: ParallelHeadOptions,
     *,
     layers: Annotated[int, typer.Option(help="Residual blocks per head.", rich_help_panel=_HEADS)] = 1,
     own_lm_head: Annotated[
         bool,
-        typer.Option("--own-lm-head/--tied", help="A projection per head, or the target's.", rich_help_panel=_HEADS),
+        typer.Option(
+            "--own-lm-head/--tied",
+            help="Give every head its own LM head, or share the target's.",
+            rich_help_panel=_HEADS,
+        ),
     ] = True,
     layout: Annotated[
-        str, typer.Option(help="Of the result: fasterdecoding or vllm.", rich_help_panel=_HEADS)
+        str, typer.Option(help="Layout of the saved weights: fasterdecoding or vllm.", rich_help_panel=_HEADS)
     ] = "fasterdecoding",
-    nodes: Annotated[int, typer.Option(help="Nodes of the tree that is made for them.", rich_help_panel=_HEADS)] = 63,
-    training: Training,
+    nodes: Annotated[
+        int, typer.Option(help="Number of nodes of the tree that is built for the heads.", rich_help_panel=_HEADS)
+    ] = 63,
+    training: TrainingOptions,
 ) -> None:
-    """Train Medusa heads for a model that stays as it is (Medusa-1). Use them with `--drafter medusa -o head=OUT/head`.
+    """Train Medusa heads for a frozen model (Medusa-1). Use them with `--drafter medusa -o head=OUT/head`.
 
-    Run it by `accelerate launch -m specdec_fast.cli train medusa ...` on several GPUs or machines.
+    For several GPUs or machines, run `accelerate launch -m specdec_fast.cli train medusa ...`.
     """
     from specdec_fast.heads.checkpoint_medusa import LAYOUTS, save_medusa
     from specdec_fast.heads.medusa import MedusaHeads
-    from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, AheadTrainee, rank_rates
+    from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, ParallelHeadsTrainee, measure_rank_rates
     from specdec_fast.train.heads.target_states import TargetStates
     from specdec_fast.trees.topology import best_shape, expected_tokens, write_shape
 
@@ -62,17 +71,17 @@ def medusa(
     if nodes < 1:
         raise ValueError(f"--nodes: got {nodes}; expected at least 1")
 
-    def build(target: Any, _row: Any) -> AheadTrainee:
+    def build(target: Any, _row: Any) -> ParallelHeadsTrainee:
         projection = target.get_output_embeddings().weight
         made = MedusaHeads(target.config.get_text_config().hidden_size, len(projection), ahead.heads,
                            num_layers=layers, own_lm_head=own_lm_head)  # fmt: skip
         made.start_from(projection.float())
-        return AheadTrainee(made, TargetStates(target, (AUX_HIDDEN_STATE,)), 0.8, ahead.labels)
+        return ParallelHeadsTrainee(made, TargetStates(target, (AUX_HIDDEN_STATE,)), 0.8, ahead.labels)
 
-    def save(trainee: AheadTrainee, held: Any, place: Path, facts: dict[str, Any]) -> None:
+    def save(trainee: ParallelHeadsTrainee, held: Any, place: Path, facts: dict[str, Any]) -> None:
         projection = trainee.states.model.get_output_embeddings().weight
         save_medusa(trainee.heads, place, base_model=text.model, layout=layout, lm_head=projection, facts=facts)
-        rates = rank_rates(trainee, held, training.length)
+        rates = measure_rank_rates(trainee, held, training.length)
         if rates[0][0] > 0:  # else there is nothing to choose by, and the drafter takes a published tree
             shape = best_shape(rates, nodes)
             write_shape(place / "tree.json", shape, {"expected_tokens": expected_tokens(shape, rates), "rates": rates})
@@ -80,26 +89,27 @@ def medusa(
     train_heads("medusa", text, training, build, save, {"labels": ahead.labels})
 
 
-@spelled_out(out=Path("blockwise-heads"))
+@expand_options(out=Path("blockwise-heads"))
 def blockwise(
-    text: Text,
-    ahead: Ahead,
+    text: TextOptions,
+    ahead: ParallelHeadOptions,
     *,
     inner: Annotated[
-        int | None, typer.Option(help="Width of the layer per place (default: the target's).", rich_help_panel=_HEADS)
+        int | None,
+        typer.Option(help="Width of the layer per position (default: the target's).", rich_help_panel=_HEADS),
     ] = None,
-    training: Training,
+    training: TrainingOptions,
 ) -> None:
-    """Train the layer of blockwise parallel decoding for a model that stays as it is."""
+    """Train the heads of blockwise parallel decoding for a frozen model."""
     from specdec_fast.heads.blockwise import BlockwiseHeads
     from specdec_fast.heads.checkpoint_blockwise import save_blockwise
-    from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, AheadTrainee
+    from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, ParallelHeadsTrainee
     from specdec_fast.train.heads.target_states import TargetStates
 
-    def build(target: Any, _row: Any) -> AheadTrainee:
+    def build(target: Any, _row: Any) -> ParallelHeadsTrainee:
         rows = len(target.get_output_embeddings().weight)
         made = BlockwiseHeads(target.config.get_text_config().hidden_size, rows, ahead.heads, inner)
-        return AheadTrainee(made, TargetStates(target, (AUX_HIDDEN_STATE,)), 1.0, ahead.labels)
+        return ParallelHeadsTrainee(made, TargetStates(target, (AUX_HIDDEN_STATE,)), 1.0, ahead.labels)
 
     def save(trainee: Any, held: Any, place: Path, facts: dict[str, Any]) -> None:
         save_blockwise(trainee.heads, place, base_model=text.model, facts=facts)
@@ -107,22 +117,37 @@ def blockwise(
     train_heads("blockwise", text, training, build, save, {"labels": ahead.labels})
 
 
-def read_row(text: Text, target: Any, tokenizer: Any, seed: int, folder: Path, rank: int, size: int) -> Any:
-    """The training tokens that a command line asks for, the same in each of `size` processes. Raises ValueError.
+def read_training_tokens(
+    text: TextOptions, target: Any, tokenizer: Any, seed: int, folder: Path, rank: int, size: int
+) -> Any:
+    """Reads the training tokens of a command line; every process gets the same ones.
 
-    folder: where answers to prompts are kept; number `rank` of the processes asks for its share of them.
+    Args:
+        text: Model, inputs and answers.
+        target: The target model, which answers prompts.
+        tokenizer: The target's tokenizer.
+        seed: Seed of the first answer.
+        folder: Folder of the stored answers.
+        rank: Index of this process, which generates its share of the answers.
+        size: Number of processes.
+
+    Returns:
+        Tokens, int32 [N]; ~token marks one without loss.
+
+    Raises:
+        ValueError: If there is no text.
     """
     from specdec_fast.loading import BUNDLED
     from specdec_fast.retrieval.documents import find_files, read_documents
-    from specdec_fast.train.heads.target_answers import ask, collect
-    from specdec_fast.train.heads.training_texts import corpus_row, text_row
+    from specdec_fast.train.heads.target_answers import generate_answers, load_answers
+    from specdec_fast.train.heads.training_texts import read_corpus_tokens, read_token_row
 
     if text.answer < 0:
         raise ValueError(f"--answer: got {text.answer}; expected 0 (the texts themselves) or more")
     if not text.inputs:
         if text.model not in BUNDLED:
             raise ValueError(f"training text: got none for {text.model!r}; expected files or folders of text")
-        return corpus_row(tokenizer)
+        return read_corpus_tokens(tokenizer)
     if text.answer:
         prompts = list(read_documents(find_files(text.inputs), text.field))
 
@@ -132,13 +157,19 @@ def read_row(text: Text, target: Any, tokenizer: Any, seed: int, folder: Path, r
                 print(f"answers: {asked:,} of {len(prompts):,} prompts", file=sys.stderr, flush=True)
 
         how: dict[str, Any] = {"new_tokens": text.answer, "temperature": text.temperature, "seed": seed}
-        return collect(ask(target, tokenizer, prompts, folder, **how, rank=rank, size=size, report=report))
-    return text_row(text.inputs, text.field, tokenizer)
+        return load_answers(
+            generate_answers(target, tokenizer, prompts, folder, **how, rank=rank, size=size, report=report)
+        )
+    return read_token_row(text.inputs, text.field, tokenizer)
 
 
-def refuse_apart(accelerator: Any, folder: Path) -> None:
-    """Raises ValueError, in all processes, unless all of them see the work folder: they would wait for one another's
-    answers for ever, and only those that see the checkpoint would go on from it.
+def check_shared_folder(accelerator: Any, folder: Path) -> None:
+    """Checks that all processes see the same work folder.
+
+    Otherwise they would wait forever for each other's answers, and only some would continue from a checkpoint.
+
+    Raises:
+        ValueError: In all processes, if one of them does not see the folder.
     """
     import time
 
@@ -165,18 +196,25 @@ def refuse_apart(accelerator: Any, folder: Path) -> None:
 
 def train_heads(
     kind: str,
-    text: Text,
-    training: Training,
+    text: TextOptions,
+    training: TrainingOptions,
     build: Callable[[Any, Any], Any],
     save: Callable[[Any, Any, Path, dict[str, Any]], None],
     facts: dict[str, Any],
     **settings: Any,
 ) -> None:
-    """Read the text once (it stays in the work folder, named by its sources), train, write head, curve and measures.
+    """Trains heads and writes weights, curve and measurements.
 
-    build(target, training tokens [N]) makes the trainee, which has `states`; save(trainee, held-out tokens, folder,
-    facts) writes it; facts: what its config.json says of the training beside the measures; settings: further ones of
-    `Settings`.
+    The tokens are read once and stored in the work folder, under a name made from their sources.
+
+    Args:
+        kind: Name of the drafter.
+        text: Model, inputs and work folder.
+        training: Hyperparameters.
+        build: Maps (target, training tokens [N]) to a trainee with an attribute `states`.
+        save: Writes (trainee, held-out tokens, folder, facts).
+        facts: Facts about the training for config.json, besides the measurements.
+        settings: Further fields of `Settings`.
     """
     from specdec_fast.extras import require
 
@@ -212,14 +250,14 @@ def train_heads(
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(made.seed)
-    refuse_apart(here, out)
+    check_shared_folder(here, out)
     target, tokenizer = load_model(model, dtype, here.device), load_tokenizer(model)
     if tokenizer is None:
         raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")
     name = f"{crc32(json.dumps(source).encode()):08x}"
     place, answers = out / f"tokens-{name}.npy", out / f"answers-{name}"
     if not place.exists():
-        row = read_row(text, target, tokenizer, made.seed, answers, here.process_index, here.num_processes)
+        row = read_training_tokens(text, target, tokenizer, made.seed, answers, here.process_index, here.num_processes)
         out.mkdir(parents=True, exist_ok=True)
         unfinished = place.with_suffix(f".{here.process_index}.npy")  # of several processes each writes the same
         np.save(unfinished, row)
@@ -248,7 +286,7 @@ def train_heads(
 
 
 class _Bar:
-    """A bar on a terminal, a line every few seconds when piped."""
+    """A progress bar on a terminal, and a line every ten seconds in a pipe."""
 
     def __init__(self, title: str) -> None:
         from rich.console import Console

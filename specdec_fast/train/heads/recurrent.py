@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specdec_fast.heads.unroll import unroll
-from specdec_fast.train.heads.loss_mask import mean_where, told_apart
+from specdec_fast.train.heads.loss_mask import masked_mean, split_loss_mask
 from specdec_fast.train.heads.target_states import TargetStates
 
 FINAL = "final_norm"
@@ -83,8 +83,8 @@ class _Trainee(nn.Module):
             best = own[:, :count].argmax(-1)
             right = right[:, :count] & ((best if ids is None else ids[best]) == text)
             overlap = torch.minimum(dist[:, step : step + count, : own.shape[-1]], own[:, :count].softmax(-1))
-            found[f"accepted_{step + 1}"] = mean_where(overlap.sum(-1), counts[:, step : step + count])
-            total = total + mean_where(right, counts[:, :count])
+            found[f"accepted_{step + 1}"] = masked_mean(overlap.sum(-1), counts[:, step : step + count])
+            total = total + masked_mean(right, counts[:, :count])
         return {**found, "tokens_per_step": total}
 
 
@@ -114,7 +114,7 @@ class EagleTrainee(_Trainee):
             wanted = whole.softmax(-1)
         logits = self._read(found[0])
         away = functional.smooth_l1_loss(found[0].float(), true[:, 1:].float(), reduction="none").mean(-1)
-        loss = mean_where(away - self.token_weight * (wanted * logits.log_softmax(-1)).sum(-1), counts)
+        loss = masked_mean(away - self.token_weight * (wanted * logits.log_softmax(-1)).sum(-1), counts)
         return loss, self._measures(tokens, counts, [logits, *(self._read(hidden) for hidden in found[1:])], whole)
 
 
@@ -153,7 +153,7 @@ class Eagle3Trainee(_Trainee):
         for step, logits in enumerate(found):
             count = dist.shape[1] - step
             each = -(dist[:, step:] * logits[:, :count].log_softmax(-1)).sum(-1)
-            loss = loss + self.decay**step * mean_where(each, served[:, step:])
+            loss = loss + self.decay**step * masked_mean(each, served[:, step:])
         return loss, self._measures(tokens, counts, found, whole)
 
 
@@ -161,7 +161,7 @@ def _guessed(row: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens [B, L], and by place [B, L - 1] whether the token that its first step guesses counts. The last one's lies
     beyond the text and counts as the last token does.
     """
-    tokens, counts = told_apart(row)
+    tokens, counts = split_loss_mask(row)
     return tokens, torch.cat([counts[:, 2:], counts[:, -1:]], dim=1)
 
 

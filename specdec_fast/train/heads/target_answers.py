@@ -1,4 +1,4 @@
-"""Text that heads are to foresee: what the target answers to prompts, kept batch by batch, so that a kill loses one.
+"""Training text from answers of the target to prompts, stored batch by batch so that a kill loses at most one batch.
 
 Tests: tests/train/heads/test_target_answers.py.
 """
@@ -17,7 +17,7 @@ BATCH = 64
 """Prompts whose answers are kept together."""
 
 
-def ask(
+def generate_answers(
     model: Any,
     tokenizer: Any,
     prompts: Sequence[str],
@@ -30,11 +30,25 @@ def ask(
     size: int = 1,
     report: Callable[[int], None] = lambda count: None,
 ) -> list[Path]:
-    """The files of the answers to all batches of prompts, in order, after asking for those of this process.
+    """Generates this process's share of the answers.
 
-    Number `rank` of `size` processes asks for every size-th batch. What is there already is not asked for again, and it
-    is the same whoever asks: prompt i has the seed `seed` + i. model: a transformers model, whose attention is its own
-    again afterwards, or what `load` takes; report: told how many prompts of this process are done.
+    Every size-th batch belongs to a process. Stored batches are not generated again. Prompt i has the seed `seed` + i,
+    so the answers do not depend on the process.
+
+    Args:
+        model: A model of transformers, whose attention is restored afterwards, or what `load` accepts.
+        tokenizer: The model's tokenizer.
+        prompts: Prompts of all processes.
+        folder: Folder of the stored answers.
+        new_tokens: Maximum number of tokens per answer.
+        temperature: Sampling temperature.
+        seed: Seed of the first prompt.
+        rank: Index of this process.
+        size: Number of processes.
+        report: Called with the number of prompts that this process has finished.
+
+    Returns:
+        Files of all batches, in order; those of other processes may not exist yet.
     """
     from specdec_fast.loading import load
     from specdec_fast.sampling.params import SamplingParams
@@ -62,11 +76,17 @@ def ask(
     return files
 
 
-def collect(files: Sequence[Path]) -> np.ndarray:
-    """int32 [N]: prompts, whose tokens do not count (counted.py), with their answers, in order, once all processes have
-    theirs.
+def load_answers(files: Sequence[Path]) -> np.ndarray:
+    """Waits until all processes have stored their answers, and joins them.
 
-    Prompts that could not be served are not among them. Raises ValueError when none is left.
+    Args:
+        files: Files of all batches.
+
+    Returns:
+        Tokens, int32 [N]: prompts without loss (`loss_mask`) and their answers. Prompts that failed are left out.
+
+    Raises:
+        ValueError: If no answer is left.
     """
     while not all(file.exists() for file in files):
         time.sleep(0.1)

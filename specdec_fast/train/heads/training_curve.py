@@ -14,7 +14,11 @@ from specdec_fast.extras import require
 
 
 def write_history(history: Sequence[Mapping[str, float]], folder: Path, title: str) -> None:
-    """Write history.json and curve.png; each is whole or the old one. Raises ValueError as `training_curve`."""
+    """Writes history.json and curve.png; each file is replaced as a whole.
+
+    Raises:
+        ValueError: As `training_curve`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "history.json.partial"
     partial.write_text(json.dumps(history, indent=1) + "\n")
@@ -23,9 +27,15 @@ def write_history(history: Sequence[Mapping[str, float]], folder: Path, title: s
 
 
 def training_curve(history: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
-    """Write a PNG, whole or not at all: loss of training and of held-out text above, every other measure by name below.
+    """Plots the losses of training and held-out text, and below them all other measurements.
 
-    history: what was measured, with "step" in each. Raises ValueError without any and when matplotlib is not there.
+    Args:
+        history: Measurements, each with "step".
+        path: PNG file, which is replaced as a whole.
+        title: Title of the plot.
+
+    Raises:
+        ValueError: If the history is empty, or matplotlib is not installed.
     """
     if not history:
         raise ValueError("training curve: got no measures; expected at least one")

@@ -1,4 +1,4 @@
-"""What heads are trained on: one row of tokens, from documents. For prompts that the target answers: answers.py.
+"""Training tokens from documents; `target_answers` makes them from prompts.
 
 Tests: tests/train/heads/test_training_texts.py.
 """
@@ -14,10 +14,14 @@ import numpy as np
 _BATCH = 256
 
 
-def token_row(texts: Iterable[str], tokenizer: Any) -> np.ndarray:
-    """int32 [N]: all texts in one row, an end token (where the tokenizer has one) before each.
+def make_token_row(texts: Iterable[str], tokenizer: Any) -> np.ndarray:
+    """Tokenizes documents into one row, with an end token before each if the tokenizer has one.
 
-    Raises ValueError without a text.
+    Returns:
+        Tokens, int32 [N].
+
+    Raises:
+        ValueError: If there is no document.
     """
     end = getattr(tokenizer, "eos_token_id", None)
     parts: list[np.ndarray] = []
@@ -39,9 +43,13 @@ def token_row(texts: Iterable[str], tokenizer: Any) -> np.ndarray:
 
 
 def split(row: np.ndarray, length: int, blocks: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """(training, held-out) tokens: the last 32nd is held out, `blocks` blocks of `length` at most.
+    """Splits tokens into a training part and a held-out part: the last 32nd, at most `blocks` blocks of `length`.
 
-    Raises ValueError for a row that is too short to train on.
+    Returns:
+        Training tokens and held-out tokens.
+
+    Raises:
+        ValueError: If the row is too short to train on.
     """
     held = min(max(len(row) // 32, length + 1), blocks * length + 1)
     if len(row) < 3 * length + 2 + held:
@@ -52,20 +60,31 @@ def split(row: np.ndarray, length: int, blocks: int = 32) -> tuple[np.ndarray, n
     return row[:-held], row[-held:]
 
 
-def corpus_row(tokenizer: Any) -> np.ndarray:
-    """int32 [N]: the training documents of the bundled pair, found on this machine, without those held out.
+def read_corpus_tokens(tokenizer: Any) -> np.ndarray:
+    """Reads the training documents of the bundled pair from this machine, without held-out ones.
 
-    Raises ValueError when they are not all here.
+    Returns:
+        Tokens, int32 [N].
+
+    Raises:
+        ValueError: If a document is missing.
     """
     from specdec_fast.train.demo_pair.corpus import held_out, read_corpus
 
     documents = [document for document in read_corpus() if not held_out(document)]
     order = np.random.default_rng(0).permutation(len(documents))
-    return token_row((documents[at].text for at in order), tokenizer)
+    return make_token_row((documents[at].text for at in order), tokenizer)
 
 
-def text_row(inputs: Sequence[Path], field: str, tokenizer: Any) -> np.ndarray:
-    """int32 [N]: the documents in files and folders. Raises ValueError."""
+def read_token_row(inputs: Sequence[Path], field: str, tokenizer: Any) -> np.ndarray:
+    """Reads documents from files and folders.
+
+    Returns:
+        Tokens, int32 [N].
+
+    Raises:
+        ValueError: If a file cannot be read, or there is no document.
+    """
     from specdec_fast.retrieval.documents import find_files, read_documents
 
-    return token_row(read_documents(find_files(inputs), field), tokenizer)
+    return make_token_row(read_documents(find_files(inputs), field), tokenizer)

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from specdec_fast.heads.medusa import MedusaHeads
-from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, AheadTrainee
-from specdec_fast.train.heads.parallel_command import refuse_apart
+from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, ParallelHeadsTrainee
+from specdec_fast.train.heads.parallel_command import check_shared_folder
 from specdec_fast.train.heads.recurrent import Eagle3Trainee, EagleTrainee, new_eagle, new_eagle3
 from specdec_fast.train.heads.settings import Settings
 from specdec_fast.train.heads.target_states import TargetStates
@@ -39,7 +39,7 @@ def beginning(kind: str) -> tuple[Any, np.ndarray, np.ndarray]:
     model = models.own("llama")
     trainee: Any
     if kind == "medusa":
-        trainee = AheadTrainee(MedusaHeads(64, 96, 2), TargetStates(model, (AUX_HIDDEN_STATE,)))
+        trainee = ParallelHeadsTrainee(MedusaHeads(64, 96, 2), TargetStates(model, (AUX_HIDDEN_STATE,)))
     elif kind == "eagle":  # noise comes from the generator of each process
         trainee = EagleTrainee(new_eagle(model), TargetStates(model, (AUX_HIDDEN_STATE,)), noise=0.0, ahead=2)
     else:
@@ -63,9 +63,9 @@ def one_of_them(folder: Path) -> None:
             assert progress.step == (stop_after or SETTINGS.steps)
         told[kind] = {"history": progress.history, **trainee.state_dict()}
     accelerator = create_accelerator(SETTINGS)
-    refuse_apart(accelerator, folder / "shared")
+    check_shared_folder(accelerator, folder / "shared")
     try:
-        refuse_apart(accelerator, folder / f"of-{rank}")
+        check_shared_folder(accelerator, folder / f"of-{rank}")
     except ValueError as error:
         told["apart"] = str(error)
     told["left"] = [path.name for path in (folder / "shared").iterdir()]

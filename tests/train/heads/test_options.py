@@ -11,12 +11,14 @@ import typer
 from typer.testing import CliRunner
 
 from specdec_fast.train import command
-from specdec_fast.train.heads.options import Text, Training, spelled_out
+from specdec_fast.train.heads.options import TextOptions, TrainingOptions, expand_options
 
 
 def small(seen: list[Any], **defaults: Any) -> Any:
-    @spelled_out(**defaults)
-    def run(text: Text, *, own: Annotated[int, typer.Option(help="Its own.")] = 3, training: Training) -> None:
+    @expand_options(**defaults)
+    def run(
+        text: TextOptions, *, own: Annotated[int, typer.Option(help="Its own.")] = 3, training: TrainingOptions
+    ) -> None:
         """Runs."""
         seen.append((text, own, training))
 
@@ -39,7 +41,7 @@ def test_a_call_and_a_command_line_say_the_same() -> None:
     app.command()(run)
     done = CliRunner().invoke(app, ["a.txt", "--steps", "7", "--own", "4"])
     assert done.exit_code == 0, done.output
-    assert seen[0] == seen[1] == (Text(inputs=[Path("a.txt")]), 4, Training(steps=7, batch=2))
+    assert seen[0] == seen[1] == (TextOptions(inputs=[Path("a.txt")]), 4, TrainingOptions(steps=7, batch=2))
 
 
 def test_what_is_no_field_is_refused() -> None:

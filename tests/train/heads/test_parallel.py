@@ -8,7 +8,7 @@ import torch
 from oracles.small_heads import HEADS, row_of, some_heads, tiny
 from torch import nn
 
-from specdec_fast.train.heads.parallel import AheadTrainee, rank_rates
+from specdec_fast.train.heads.parallel import ParallelHeadsTrainee, measure_rank_rates
 
 
 @pytest.mark.parametrize("labels", ["text", "target"])
@@ -19,7 +19,7 @@ def test_the_loss_is_that_of_its_definition(labels: str, own: bool, prompt: int)
     """
     model, states = tiny()
     heads = some_heads(model, own_lm_head=own)
-    trainee = AheadTrainee(heads, states, decay=0.8, labels=labels)
+    trainee = ParallelHeadsTrainee(heads, states, decay=0.8, labels=labels)
     tokens = torch.from_numpy(row_of(22).astype(np.int64)).reshape(2, 11)
     with torch.no_grad():
         found, measures = trainee(torch.cat([~tokens[:, :prompt], tokens[:, prompt:]], 1))
@@ -56,9 +56,9 @@ def test_the_loss_is_that_of_its_definition(labels: str, own: bool, prompt: int)
 @pytest.mark.parametrize("prompt", [0, 9])
 def test_rates_by_rank_are_counts(prompt: int) -> None:
     model, states = tiny()
-    trainee = AheadTrainee(some_heads(model), states)
+    trainee = ParallelHeadsTrainee(some_heads(model), states)
     held = row_of(41)
-    rates = rank_rates(trainee, np.concatenate([~held[:prompt], held[prompt:]]), 20, width=40)
+    rates = measure_rank_rates(trainee, np.concatenate([~held[:prompt], held[prompt:]]), 20, width=40)
     hits, places = np.zeros((HEADS, 40)), np.zeros((HEADS, 1))
     for start in (0, 20):
         tokens = torch.from_numpy(held[start : start + 21].astype(np.int64))[None]

@@ -22,16 +22,16 @@ from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.loading import load_model, load_tokenizer
 from specdec_fast.train.heads import trainer as loop
 from specdec_fast.train.heads import training_curve
-from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, AheadTrainee
+from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, ParallelHeadsTrainee
 from specdec_fast.train.heads.parallel_command import blockwise as train_blockwise
 from specdec_fast.train.heads.parallel_command import medusa as train_medusa
 from specdec_fast.train.heads.trainer import Settings, TargetStates, fit
-from specdec_fast.train.heads.training_texts import split, token_row
+from specdec_fast.train.heads.training_texts import make_token_row, split
 
 
 @pytest.fixture(scope="module")
 def python_text() -> np.ndarray:
-    return token_row([Path(argparse.__file__).read_text(encoding="utf-8")], load_tokenizer("demo-target"))
+    return make_token_row([Path(argparse.__file__).read_text(encoding="utf-8")], load_tokenizer("demo-target"))
 
 
 def test_in_seconds_loss_falls_acceptance_rises_and_the_saved_head_drafts_the_same(
@@ -43,7 +43,7 @@ def test_in_seconds_loss_falls_acceptance_rises_and_the_saved_head_drafts_the_sa
     settings = Settings(steps=80, batch=2, length=64, lr=6e-3, measure_every=80, saving=0.01)
     row, held = split(python_text, 64, blocks=8)
     untrained = MedusaHeads(256, 1024, HEADS, own_lm_head=False)
-    progress = fit(AheadTrainee(heads, states, labels="target"), states, row, held, settings, tmp_path)
+    progress = fit(ParallelHeadsTrainee(heads, states, labels="target"), states, row, held, settings, tmp_path)
     first, last = progress.history[0], progress.history[-1]
     assert last["held_loss"] < 0.8 * first["held_loss"]
     assert last["tokens_per_step"] > first["tokens_per_step"] + 0.1
@@ -69,7 +69,7 @@ def test_blockwise_learns_by_the_same_loop(tmp_path: Path, python_text: np.ndarr
     states = TargetStates(model, (AUX_HIDDEN_STATE,))
     row, held = split(python_text, 64, blocks=4)
     settings = Settings(steps=15, batch=2, length=64, lr=4e-3, measure_every=15, saving=0.01)
-    trainee = AheadTrainee(BlockwiseHeads(256, 1024, 2), states, decay=1.0)
+    trainee = ParallelHeadsTrainee(BlockwiseHeads(256, 1024, 2), states, decay=1.0)
     first, last = fit(trainee, states, row, held, settings, tmp_path).history
     assert last["held_loss"] < 0.9 * first["held_loss"]
     assert last["tokens_per_step"] > first["tokens_per_step"] + 0.02

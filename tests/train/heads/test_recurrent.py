@@ -24,7 +24,7 @@ from specdec_fast.train.heads.recurrent import Eagle3Trainee, EagleTrainee, freq
 from specdec_fast.train.heads.settings import Settings
 from specdec_fast.train.heads.target_states import TargetStates
 from specdec_fast.train.heads.trainer import fit
-from specdec_fast.train.heads.training_texts import split, text_row
+from specdec_fast.train.heads.training_texts import read_token_row, split
 
 
 def opened(name: str, folder: Path) -> tuple[Any, Any, Any]:
@@ -129,7 +129,7 @@ def test_a_head_learns_and_drafts_the_same_after_saving(name: str, tmp_path: Pat
     """Some seconds on a text of the corpus, for the bundled target: loss falls, acceptance rises, the text stays."""
     model, tokenizer = load_model("demo-target"), load_tokenizer("demo-target")
     settings = Settings(steps=40, batch=2, length=64, lr=5e-3, measure_every=40, saving=0.01)
-    row, held = split(text_row([Path(argparse.__file__)], "text", tokenizer), settings.length, blocks=6)
+    row, held = split(read_token_row([Path(argparse.__file__)], "text", tokenizer), settings.length, blocks=6)
     torch.manual_seed(0)
     head = new_eagle(model) if name == "eagle" else new_eagle3(model, frequent_ids(row, 512, 1024))
     states = TargetStates(model, tuple(dict.fromkeys((*head.aux_hidden_states, "final_norm"))))

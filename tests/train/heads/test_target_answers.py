@@ -16,7 +16,7 @@ from specdec_fast.loading import load_tokenizer
 from specdec_fast.targets import attention
 from specdec_fast.train.heads import target_answers, training_curve
 from specdec_fast.train.heads.parallel_command import blockwise
-from specdec_fast.train.heads.target_answers import ask, collect
+from specdec_fast.train.heads.target_answers import generate_answers, load_answers
 
 PROMPTS = ["def main(", "", "In the beginning", "import sys", "And"]
 HOW: dict[str, Any] = {"new_tokens": 5, "temperature": 0.7, "seed": 3}
@@ -54,7 +54,7 @@ def test_prompts_and_answers_stand_in_order_and_what_cannot_be_served_is_left_ou
     tmp_path: Path, asked: list[list[str]]
 ) -> None:
     model, told = models.own("llama"), []
-    row = collect(ask(model, Letters(), PROMPTS, tmp_path / "a", **HOW, report=told.append))
+    row = load_answers(generate_answers(model, Letters(), PROMPTS, tmp_path / "a", **HOW, report=told.append))
     assert asked == [PROMPTS[:2], PROMPTS[2:4], PROMPTS[4:]] and told == [2, 4, 6]
     assert model.config._attn_implementation != attention.NAME, "the model's attention is its own again"
     at = 0
@@ -65,38 +65,38 @@ def test_prompts_and_answers_stand_in_order_and_what_cannot_be_served_is_left_ou
         assert (row[at - HOW["new_tokens"] : at] >= 0).all()
     assert at == len(row) and row.dtype == np.int32
     with pytest.raises(ValueError, match="got none that the target can answer"):
-        collect(ask(model, Letters(), ["", ""], tmp_path / "b", **HOW))
+        load_answers(generate_answers(model, Letters(), ["", ""], tmp_path / "b", **HOW))
 
 
 def test_a_killed_run_goes_on_and_gives_the_same_tokens(tmp_path: Path, asked: list[list[str]]) -> None:
     """What was asked before is not asked again; a file cut off in the middle of being written counts for nothing."""
-    want = collect(ask(models.own("llama"), Letters(), PROMPTS, tmp_path / "whole", **HOW))
+    want = load_answers(generate_answers(models.own("llama"), Letters(), PROMPTS, tmp_path / "whole", **HOW))
 
     def stop(count: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ask(models.own("llama"), Letters(), PROMPTS, tmp_path / "cut", **HOW, report=stop)
+        generate_answers(models.own("llama"), Letters(), PROMPTS, tmp_path / "cut", **HOW, report=stop)
     (first,) = (tmp_path / "cut").iterdir()
     second = (tmp_path / "whole" / sorted(file.name for file in (tmp_path / "whole").iterdir())[1]).read_bytes()
     (tmp_path / "cut" / "000001-0.partial.npy").write_bytes(second[:40])
     stamp = first.stat().st_mtime_ns
     del asked[:]
-    found = collect(ask(models.own("llama"), Letters(), PROMPTS, tmp_path / "cut", **HOW))
+    found = load_answers(generate_answers(models.own("llama"), Letters(), PROMPTS, tmp_path / "cut", **HOW))
     assert asked == [PROMPTS[2:4], PROMPTS[4:]] and first.stat().st_mtime_ns == stamp
     assert found.tolist() == want.tolist()
     del asked[:]
-    ask(models.own("llama"), Letters(), [*PROMPTS[:4], "Or"], tmp_path / "cut", **HOW)
+    generate_answers(models.own("llama"), Letters(), [*PROMPTS[:4], "Or"], tmp_path / "cut", **HOW)
     assert asked == [["Or"]], "a batch with another prompt is another batch"
 
 
 def test_processes_share_the_batches(tmp_path: Path, asked: list[list[str]]) -> None:
-    want = collect(ask(models.own("llama"), Letters(), PROMPTS, tmp_path / "one", **HOW))
+    want = load_answers(generate_answers(models.own("llama"), Letters(), PROMPTS, tmp_path / "one", **HOW))
     del asked[:]
     for rank in (1, 0):
-        files = ask(models.own("llama"), Letters(), PROMPTS, tmp_path / "two", **HOW, rank=rank, size=2)
+        files = generate_answers(models.own("llama"), Letters(), PROMPTS, tmp_path / "two", **HOW, rank=rank, size=2)
     assert asked == [PROMPTS[2:4], PROMPTS[:2], PROMPTS[4:]]
-    assert collect(files).tolist() == want.tolist()
+    assert load_answers(files).tolist() == want.tolist()
 
 
 def test_a_head_is_trained_on_what_the_target_answers(

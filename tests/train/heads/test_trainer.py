@@ -18,7 +18,7 @@ from oracles.small_heads import row_of, some_heads, tiny
 
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.train.heads import trainer as loop
-from specdec_fast.train.heads.parallel import AheadTrainee
+from specdec_fast.train.heads.parallel import ParallelHeadsTrainee
 from specdec_fast.train.heads.trainer import Settings, fit
 from specdec_fast.train.heads.training_texts import split
 
@@ -31,7 +31,7 @@ def run(
     settings = Settings(**{"steps": 9, "batch": 2, "length": 24, "measure_every": 4, "saving": 1e-9, **changes})
     row, held = split(row_of(1500), 24)
     options: dict[str, Any] = {"facts": facts or {}, "stop_after": stop_after}
-    return fit(AheadTrainee(heads, states), states, row, held, settings, folder, **options), heads
+    return fit(ParallelHeadsTrainee(heads, states), states, row, held, settings, folder, **options), heads
 
 
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_a_signal_ends_the_run_behind_a_whole_step(tmp_path: Path, number: int) 
             os.kill(os.getpid(), number)
 
     with pytest.raises(KeyboardInterrupt):
-        fit(AheadTrainee(some_heads(model), states), states, row, held, settings, tmp_path, stop_at_three)
+        fit(ParallelHeadsTrainee(some_heads(model), states), states, row, held, settings, tmp_path, stop_at_three)
     assert len(seen) == 4, "the step that was under way is whole"
-    progress = fit(AheadTrainee(some_heads(model), states), states, row, held, settings, tmp_path, stop_after=1)
+    progress = fit(ParallelHeadsTrainee(some_heads(model), states), states, row, held, settings, tmp_path, stop_after=1)
     assert progress.step == 5 and signal.getsignal(number) == before
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specdec_fast.loading import load_tokenizer
-from specdec_fast.train.heads.training_texts import split, text_row, token_row
+from specdec_fast.train.heads.training_texts import make_token_row, read_token_row, split
 
 
 def test_text_from_files_and_columns(tmp_path: Path) -> None:
@@ -20,13 +20,13 @@ def test_text_from_files_and_columns(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("In the beginning")
     (tmp_path / "b.jsonl").write_text(json.dumps({"body": "was the word"}) + "\n\n")
     parquet.write_table(pyarrow.table({"body": ["and", None, "the end"]}), tmp_path / "c.parquet")
-    found = text_row([tmp_path], "body", tokenizer)
+    found = read_token_row([tmp_path], "body", tokenizer)
     texts = ["In the beginning", "was the word", "and", "the end"]
     assert found.tolist() == [token for text in texts for token in [tokenizer.eos_token_id, *tokenizer.encode(text)]]
     with pytest.raises(ValueError, match=r"b\.jsonl:1: expected a JSON object with text in 'text'; see --field"):
-        text_row([tmp_path / "b.jsonl"], "text", tokenizer)
+        read_token_row([tmp_path / "b.jsonl"], "text", tokenizer)
     with pytest.raises(ValueError, match="got no documents"):
-        token_row([], tokenizer)
+        make_token_row([], tokenizer)
 
 
 def test_text_that_is_too_short_is_refused() -> None:
