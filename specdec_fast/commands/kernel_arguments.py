@@ -68,7 +68,7 @@ def parse_sizes(op: str, words: Sequence[str]) -> Any:
     """
     from specdec_kernels.names import hint, unknown_name
     from specdec_kernels.testing.agreement import SAMPLES
-    from specdec_kernels.testing.samples import Sizes, room
+    from specdec_kernels.testing.samples import Sizes, estimate_bytes
 
     known = SAMPLES[op].names
     dtypes = {str(each).removeprefix("torch."): each for each in SAMPLES[op].dtypes}
@@ -91,7 +91,7 @@ def parse_sizes(op: str, words: Sequence[str]) -> Any:
         raise ValueError(
             f"kernels: got heads={sizes.heads} and kv_heads={sizes.kv_heads}; expected a multiple of kv_heads as heads"
         )
-    needed, have = room(known, sizes), _usable_memory()
+    needed, have = estimate_bytes(known, sizes), _usable_memory()
     if needed > have:
         raise ValueError(
             f"kernels: got sizes of {needed / 2**30:,.0f} GiB or so; expected at most half of this machine's memory, "
