@@ -190,8 +190,9 @@ def forbid_tokens(
         if HAS_MASKS:
             mask = tl.load(mask_index_ptr + row)
             if (mask >= 0) & (mask < num_masks):
-                own_words_ptr = mask_words_ptr + mask.to(tl.int64) * mask_words
-                word = tl.load(own_words_ptr + word_at, mask=word_at * 32 < vocab_size, other=-1)
+                word = tl.load(
+                    mask_words_ptr + mask.to(tl.int64) * mask_words + word_at, mask=word_at * 32 < vocab_size, other=-1
+                )
                 forbidden = forbidden | (((word[:, None] >> bit[None, :]) & 1) == 0)
         forbidden = forbidden & inside
         if tl.max(tl.max(forbidden.to(tl.int32), 1), 0) > 0:
