@@ -355,7 +355,7 @@ def _summary(run: Lab) -> Iterator[str]:
         yield f"tests: {len(run.judged)}, {rejected} rejected, smallest p {lowest:.3g} ({bound})"
     if run.mutants:
         killed = sum(each.killed for each in run.mutants)
-        yield f"mutants: {killed} of {len(run.mutants)} killed; planted into the engine: {len(run.planted)} checks"
+        yield f"mutants: {killed} of {len(run.mutants)} killed; planted in the engine: {len(run.planted)} checks"
     if run.ledger is not None:
         yield f"ledger: {counted(run.ledger.runs, 'run')}, ln E = {run.ledger.log_total():.2f}"
     for note in run.notes:

@@ -22,9 +22,15 @@ ARTICLE = 9.694e-5
 
 
 def write_report(lab: Lab) -> Path:
-    """Write index.html, report.json and figures/ into the run's folder; the page's path.
+    """Writes index.html, report.json and figures/ into the run's folder.
 
-    An earlier report there is replaced: pictures that it lists and this one has not are removed, other files stay.
+    It replaces an earlier report: figures of that report are removed, other files stay.
+
+    Args:
+        lab: A finished run.
+
+    Returns:
+        Path of the page.
     """
     folder = lab.out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -41,9 +47,14 @@ def write_report(lab: Lab) -> Path:
 
 
 def other_settings(folder: Path, header: Mapping[str, Any], besides: Collection[str] = ()) -> list[str]:
-    """How the settings of the report in `folder` differ from `header`: "name theirs, now ours". Empty without a report.
+    """Lists differences between the settings of the report in `folder` and `header`, as "name theirs, now ours".
 
-    More draws, and other versions, are no other settings, nor is what `besides` names.
+    Numbers of draws and versions are not compared.
+
+    Args:
+        folder: Folder of the earlier report; without one the list is empty.
+        header: Settings of this run.
+        besides: Further names that are not compared.
     """
     theirs = dict(takewhile(lambda field: field[0] != "level", _earlier(folder).items()))
     ours: dict[str, Any] = json.loads(json.dumps(finite(dict(header))))
@@ -52,7 +63,7 @@ def other_settings(folder: Path, header: Mapping[str, Any], besides: Collection[
 
 
 def _earlier(folder: Path) -> dict[str, Any]:
-    """The report that lies in a folder; empty where there is none of ours."""
+    """Reads the report of a folder; empty if there is none."""
     try:
         found = json.loads((folder / "report.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -62,7 +73,7 @@ def _earlier(folder: Path) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """The same value with infinities and NaN as None: JSON has no word for them."""
+    """Replaces infinities and NaN by None, because JSON cannot express them."""
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -71,7 +82,7 @@ def finite(value: Any) -> Any:
 
 
 def render(lab: Lab) -> str:
-    """The page as text."""
+    """Returns the HTML page of a run."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -91,12 +102,12 @@ def render(lab: Lab) -> str:
 
 
 def image(figure: Figure) -> str:
-    """A picture as a data address."""
+    """Returns a figure as a data URL."""
     return "data:image/png;base64," + b64encode(figure.png).decode("ascii")
 
 
 def short(value: float | None) -> str:
-    """A number in few digits."""
+    """Formats a number with few digits."""
     if value is None:
         return "\u2013"
     if math.isinf(value):
@@ -107,12 +118,12 @@ def short(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A chance in percent."""
+    """Formats a probability in percent."""
     return "\u2013" if value is None else f"{100 * value:.2f}%"
 
 
 def exact_table(lab: Lab) -> dict[str, Any]:
-    """Rule and proposal by policy: largest error and number of cases."""
+    """Returns largest errors and numbers of cases, by rule and proposal, then by policy."""
     policies = list(dict.fromkeys(each.policy for each in lab.exact))
     rows: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
     for each in lab.exact:
@@ -123,34 +134,33 @@ def exact_table(lab: Lab) -> dict[str, Any]:
 
 
 def bars_words(lab: Lab) -> str:
-    """How many bars stray, and how many would if the distribution held."""
+    """Counts bars outside of their bands, next to the number that chance explains."""
     if not lab.bars:
         return ""
     from scipy.stats import binom
 
-    alone = "So a red bar by itself is no finding"
+    alone = "A single red bar is therefore no evidence"
     if binom.sf(lab.bars_outside - 1, lab.bars, 1e-3) < LEVEL:
-        alone = "These are more than chance explains"
+        alone = "Chance does not explain this number"
     return (
         f"Bars outside of their 99.9% bands, in red: {lab.bars_outside:,} of {lab.bars:,} in these panels; by chance "
-        f"alone about {lab.bars / 1000:.2g} are expected. {alone}; the tests below judge, which weigh all tokens of a "
-        "place and share one level."
+        f"alone about {lab.bars / 1000:.2g} are expected. {alone}; the tests below decide, which use all tokens of a "
+        "position and share one level."
     )
 
 
 def article_words(lab: Lab) -> str:
-    """What the article's one number says, next to ours."""
+    """Compares the standard deviation that the article reports with ours."""
     if not lab.spreads or not lab.drawings:
         return ""
     name, own = next(iter(lab.spreads.items()))
     mean = ARTICLE**2 * 1e6
     return (
-        "A standard deviation over bars is sqrt(mean p (1 - p) / n): it depends on the number of draws and on which "
-        f"bars are counted, and on nothing else if the distribution holds. At {name}, with {own.bars} bars and "
-        f"{own.draws:,} "
-        f"draws, it should be {own.expected:.3e} and is {own.observed:.3e}. The article that the "
-        "experiments follow (Will Speculative Decoding Harm LLM Inference Accuracy?) has "
-        "9.694e-05 at 1,000,000 draws, which says that the mean of p (1 - p) over its bars was "
-        f"about {mean:.4f}, for example {0.5 / mean:.0f} small bars that add up to one half. Without the set of bars "
-        "the number can neither be confirmed nor refuted; a wrong sampler may show it too."
+        "The standard deviation over bars is sqrt(mean p (1 - p) / n). If the distribution holds, it depends only on "
+        f"the number of draws and on the set of bars. At {name}, with {own.bars} bars and {own.draws:,} draws, "
+        f"{own.expected:.3e} is expected and {own.observed:.3e} is observed. The article that the experiments follow "
+        "(Will Speculative Decoding Harm LLM Inference Accuracy?) reports 9.694e-05 at 1,000,000 draws. The mean of "
+        f"p (1 - p) over its bars was therefore about {mean:.4f}, for example {0.5 / mean:.0f} small bars that add up "
+        "to one half. Without the set of bars the number can neither be confirmed nor refuted; a wrong sampler may "
+        "show it too."
     )

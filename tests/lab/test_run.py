@@ -178,7 +178,7 @@ def test_bars_outside_of_their_bands_are_counted(tmp_path: Path) -> None:
         assert (run.bars, run.bars_outside) == (20, outside)
         assert f"{outside} of 20 bars outside" in run.figures[0].caption
         page = write_report(run).read_text("utf-8")
-        assert ("more than chance explains" in page) == (outside > 0) != ("by itself is no finding" in page)
+        assert ("Chance does not explain" in page) == (outside > 0) != ("is therefore no evidence" in page)
         for ours in ("production operators", "Overlap", "row error", "alpha*", "9.694", "after a rejection"):
             assert ours not in page, "nothing of this engine drew these"
         level = 0.001 / len(run.judged)
@@ -237,7 +237,7 @@ def test_what_does_not_hold_is_said_with_its_bins(tmp_path: Path) -> None:
     run.greedy = [GreedyText("a", 4, "float32", 4, 2, 3.0, 1.0, 1e-3)]
     assert "mutant survived: m" in run.failures and any("first difference at token 2" in line for line in run.failures)
     page = write_report(run).read_text("utf-8")
-    assert "something does not hold" in page and "bin 3" in page
+    assert "at least one check does not hold" in page and "bin 3" in page
 
 
 def test_all_tests_of_a_run_share_one_level(tmp_path: Path) -> None:
