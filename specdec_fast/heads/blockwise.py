@@ -1,9 +1,8 @@
-"""Blockwise parallel decoding: one feed-forward layer proposes the tokens of all places ahead (Stern et al. 2018).
+"""Heads of blockwise parallel decoding: one feed-forward layer predicts the tokens of all positions ahead.
 
-Section 6 of the paper: a layer between the last hidden state and the projection, with a residual from its input to each
-of its outputs, one output per place, all under the target's own projection. The paper's first place is the next token;
-here the target itself says that one, so that the text is the target's. Modules only.
-Tests: tests/drafters/test_blockwise.py.
+The layer stands between the last hidden state and the projection, with a residual from its input to each output. There
+is one output per position, all under the target's own projection. The paper's first position is the next token; here
+the target itself predicts it, so the text is the target's. Tests: tests/drafters/test_blockwise.py.
 """
 
 from __future__ import annotations
@@ -15,9 +14,23 @@ from torch.nn import functional
 
 
 class BlockwiseHeads(nn.Module):
-    """hidden_size, vocab_size: the target's; num_heads: places ahead; inner_size: width of the layer per place.
+    """Heads of blockwise parallel decoding.
 
-    inner: hidden -> heads * inner_size; outer: heads * inner_size -> heads * hidden, zero at first.
+    Args:
+        hidden_size: Width of the target's hidden states.
+        vocab_size: Vocabulary of the target.
+        num_heads: Positions ahead.
+        inner_size: Width of the layer per position. None: `hidden_size`.
+
+    Attributes:
+        inner: Linear layer hidden -> heads * inner_size.
+        outer: Linear layer heads * inner_size -> heads * hidden, initialised with zeros.
+
+    Raises:
+        ValueError: If a size is below 1.
+
+    Source:
+        Stern et al. 2018, section 6.
     """
 
     token_ids: Tensor | None = None
@@ -37,9 +50,17 @@ class BlockwiseHeads(nn.Module):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, states: Tensor, lm_head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Logits [heads, N, V] of states [N, hidden] as the target's last norm leaves them, by its projection.
+        """Computes the logits of all heads.
 
-        Raises ValueError without lm_head.
+        Args:
+            states: Hidden states "final_norm" of the target, [N, hidden].
+            lm_head: The target's projection.
+
+        Returns:
+            Logits [heads, N, V].
+
+        Raises:
+            ValueError: If a projection is required and missing.
         """
         if lm_head is None:
             raise ValueError("blockwise heads: got no projection; expected lm_head, the target's own")

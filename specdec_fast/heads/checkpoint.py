@@ -1,7 +1,7 @@
 """Checkpoints of trained heads: a local folder or a hub id, safetensors or .bin, one file or shards.
 
-What is here knows files, names and shapes, and no architecture: the layouts of a family stand beside it
-(`checkpoint_medusa.py` for example). Tests: tests/heads/test_checkpoint.py.
+This module knows files, names and shapes, but no architecture. The layouts of each family are in modules beside it, for
+example `checkpoint_medusa.py`. Tests: tests/heads/test_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -19,12 +19,19 @@ from torch import Tensor, nn
 SAFETENSORS, PICKLED = (".safetensors",), (".bin", ".pt", ".pth")
 ASSETS = Path(__file__).parents[1] / "assets"
 NAMES = ("model.safetensors", "pytorch_model.bin")
-"""Files that hold weights, each alone or as shards with an index, in the order in which they are looked for."""
+"""Names of weight files, each alone or as shards with an index, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """config.json and the tensors of a head, as they lie in the files. source: what the user named."""
+    """The configuration and the tensors of a head, as stored.
+
+    Attributes:
+        source: Folder or hub id, as the user named it.
+        folder: Local folder.
+        config: Content of config.json.
+        tensors: Tensors by key.
+    """
 
     source: str
     folder: Path
@@ -38,8 +45,19 @@ class Checkpoint:
         default: Any = None,
         among: Mapping[str, Any] | None = None,
     ) -> Any:
-        """A field of config.json, or among those that it nests; `default` when it is absent or null. Raises ValueError
-        for another type.
+        """Returns a field of config.json.
+
+        Args:
+            name: Name of the field.
+            kind: Expected type.
+            default: Value for an absent field, or null.
+            among: Fields of a nested object, in place of those of config.json.
+
+        Returns:
+            The value.
+
+        Raises:
+            ValueError: If the value has another type.
         """
         found = (self.config if among is None else among).get(name)
         if found is None:
@@ -47,7 +65,7 @@ class Checkpoint:
         if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
             wanted = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
             raise ValueError(
-                f"{self.folder / 'config.json'}: field {name!r} is {found!r}; expected {wanted}; mend the file"
+                f"{self.folder / 'config.json'}: field {name!r} is {found!r}; expected {wanted}; correct the file"
             )
         return found
 
@@ -59,13 +77,20 @@ def open_checkpoint(
     keep: Callable[[str], bool] = lambda key: True,
     absent: str = "belongs to such a head; is this the checkpoint of another one?",
 ) -> Checkpoint:
-    """Read a head from a folder or a hub id.
+    """Reads a head from a folder or a hub id. Tensors stay on the CPU, in the dtype of the file.
 
-    names: files that may hold the weights, in order of preference; keep: which keys are wanted, for files that hold a
-    whole model too; absent: what to say where none is. Tensors stay in the dtype of the file, on the CPU.
+    Args:
+        source: Folder, name of a bundled head, or hub id.
+        names: Names of weight files, in order of preference.
+        keep: Which keys to read, for files that hold a whole model too.
+        absent: End of the message if there is no such key.
 
-    Raises ValueError for a place that is none, a hub id that cannot be reached, files that are missing, cut off or
-    hold pickled code, and where no key is wanted.
+    Returns:
+        The checkpoint.
+
+    Raises:
+        ValueError: If the place does not exist, a hub id cannot be reached, files are missing, truncated or contain
+            pickled code, or there is no key to read.
     """
     folder = find_folder(source, names)
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
@@ -83,9 +108,7 @@ def open_checkpoint(
 
 
 def find_folder(source: str | Path, names: Sequence[str] = NAMES) -> Path:
-    """The folder of a checkpoint: a local one, a bundled name, or what a hub id has been downloaded to. Raises
-    ValueError.
-    """
+    """Returns the folder of a checkpoint: a local or bundled one, or the download of a hub id. Raises ValueError."""
     place = Path(source)
     if not place.is_dir() and place.name == str(source) and (ASSETS / place).is_dir():
         place = ASSETS / place
@@ -117,9 +140,18 @@ def _shard_patterns(name: str) -> tuple[str, str]:
 def weight_files(
     folder: Path, names: Sequence[str] = NAMES, keep: Callable[[str], bool] = lambda key: True
 ) -> list[Path]:
-    """The files that hold the weights of a folder; of shards those with a key that is wanted.
+    """Returns the weight files of a folder; of shards, those with a wanted key.
 
-    Raises ValueError when there are none, or a shard is missing.
+    Args:
+        folder: The folder.
+        names: Names of weight files, in order of preference.
+        keep: Which keys are wanted.
+
+    Returns:
+        The files.
+
+    Raises:
+        ValueError: If there are none, or if a shard is missing.
     """
     for name in names:
         if (folder / name).is_file():
@@ -139,7 +171,7 @@ def weight_files(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ValueError for anything else."""
+    """Returns the object in a JSON file. Raises ValueError for other content."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -150,7 +182,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(file: Path, keep: Callable[[str], bool] = lambda key: True) -> Iterator[tuple[str, Tensor]]:
-    """(key, tensor) of one file. A .bin is read without running what may be pickled in it. Raises ValueError."""
+    """Yields (key, tensor) of one file. Pickled code in a .bin file is never run. Raises ValueError."""
     if file.suffix in SAFETENSORS:
         from safetensors import SafetensorError, safe_open
 
@@ -179,7 +211,7 @@ def read_tensors(file: Path, keep: Callable[[str], bool] = lambda key: True) -> 
     yield from ((key, value) for key, value in found.items() if keep(key))
 
 
-def fill(
+def load_tensors(
     module: nn.Module,
     tensors: Mapping[str, Tensor],
     source: str,
@@ -187,18 +219,24 @@ def fill(
     optional: Iterable[str] = (),
     named: Callable[[str], str] = str,
 ) -> None:
-    """Copy tensors into a module by name; dtype and device are the module's.
+    """Copies tensors into a module by name, in the module's dtype and device.
 
-    optional: names that may be missing, and then keep what they hold; named: what the file calls a tensor.
+    Args:
+        module: The module.
+        tensors: Tensors by name.
+        source: Name of the head, for messages.
+        optional: Names that may be missing; they keep their values.
+        named: Maps our name to that of the file, for messages.
 
-    Raises ValueError that names every key that is missing, that nothing reads, or that has another shape.
+    Raises:
+        ValueError: If keys are missing, unknown or of another shape. The message names them all.
     """
     wanted = module.state_dict()
     may_miss = set(optional)
     missing = sorted(named(key) for key in wanted if key not in tensors and key not in may_miss)
     extra = sorted(named(key) for key in tensors if key not in wanted)
     shaped = sorted(key for key in tensors if key in wanted and tensors[key].shape != wanted[key].shape)
-    found = [f"missing: {_some(missing)}"] * bool(missing) + [f"nothing reads: {_some(extra)}"] * bool(extra)
+    found = [f"missing: {_list_keys(missing)}"] * bool(missing) + [f"nothing reads: {_list_keys(extra)}"] * bool(extra)
     found += [f"{named(key)} is {list(tensors[key].shape)}, expected {list(wanted[key].shape)}" for key in shaped[:4]]
     if found:
         raise ValueError(f"head {source}: its tensors do not fit: {'; '.join(found)}; is this a head for this target?")
@@ -210,18 +248,25 @@ def fill(
             wanted[key].copy_(value)
 
 
-def _some(keys: Sequence[str], most: int = 6) -> str:
+def _list_keys(keys: Sequence[str], most: int = 6) -> str:
     return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")
 
 
 def refuse_other_size(source: str, what: str, got: int, expected: int, remedy: str) -> None:
-    """Raise ValueError unless a size of a head is the target's."""
+    """Checks that a size of a head equals the target's. Raises ValueError."""
     if got != expected:
         raise ValueError(f"head {source}: {what} is {got}, the target's is {expected}; {remedy}")
 
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> None:
-    """Write config.json and the tensors as the safetensors file `name`; each file is whole or the old one."""
+    """Writes config.json and a safetensors file. Each file is either complete or the old one.
+
+    Args:
+        folder: The folder.
+        config: Content of config.json.
+        tensors: Tensors by key.
+        name: Name of the safetensors file.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -234,12 +279,12 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[s
 
 
 def bundled_head(target: Any, kind: str) -> Path:
-    """The folder of the head of a kind that is bundled for a target. Raises ValueError when there is none."""
+    """Returns the folder of the head of a kind that is bundled for a target. Raises ValueError if there is none."""
     model = Path(str(getattr(target, "model_id", "")))
     place = ASSETS / f"demo-{kind}"
     if (place / "config.json").is_file() and model.name == read_json(place / "config.json")["base_model_name_or_path"]:
         return place
     raise ValueError(
         f"{kind} head: got none; expected -o head=FOLDER (or a hub id), heads trained for this target; "
-        "docs/guides/training-heads.md says how to make them"
+        "docs/guides/training-heads.md explains how to train them"
     )

@@ -1,4 +1,4 @@
-"""Public layouts of EAGLE heads, told by their configuration and keys.
+"""Public layouts of EAGLE heads, recognised by their configuration and keys.
 
 | layout | config.json | keys |
 |---|---|---|
@@ -8,7 +8,7 @@
 | speculators | `speculators_model_type`, `transformer_layer_config` | `layers.0.*`, norms, `embed_tokens` |
 | the same, of EAGLE-1 | and `layernorms`, `fusion_bias` (absent: none) | `fusion_fc.*`, `transformer.*`, norms |
 
-Two conventions for the layers that EAGLE-3 reads are about: the input of layer i (EAGLE, vLLM, speculators), and the
+There are two conventions for the layers that EAGLE-3 reads: the input of layer i (EAGLE, vLLM, speculators), and the
 output of layer i (SGLang, SpecForge), which is the input of layer i + 1.
 Tests: tests/heads/test_checkpoint_eagle.py, test_broken_eagle.py.
 """
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.heads.checkpoint import Checkpoint, fill, open_checkpoint, refuse_other_size, write_checkpoint
+from specdec_fast.heads.checkpoint import Checkpoint, load_tensors, open_checkpoint, refuse_other_size, write_checkpoint
 from specdec_fast.heads.eagle import EagleHead
 from specdec_fast.heads.eagle3 import Eagle3Head
 
@@ -41,38 +41,60 @@ _DROPPED = re.compile(r"rotary_emb\.|^verifier_|^t2d$")
 
 
 def load_eagle(source: str | Path, target: Any) -> EagleHead:
-    """An EAGLE-1 or EAGLE-2 head for `target`. Raises ValueError that says which file, key or field is wrong."""
+    """Loads an EAGLE-1 or EAGLE-2 head for a target.
+
+    Args:
+        source: Folder or hub id.
+        target: The target.
+
+    Returns:
+        The head.
+
+    Raises:
+        ValueError: If the checkpoint is incomplete, has another layout, or belongs to another target. The message names
+            the file, key or field.
+    """
     found = open_checkpoint(source)
     if "d2t" in found.tensors or any(key.endswith("hidden_norm.weight") for key in found.tensors):
         raise ValueError(f"head {source}: got an EAGLE-3 head; expected an EAGLE-1 or EAGLE-2 head; use drafter eagle3")
     described = _layer_fields(found)
-    _refuse_lossy(found)
-    _refuse_other_target(found, described, target)
-    tensors = _tensors(found)
+    _check_lossless_settings(found)
+    _check_target(found, described, target)
+    tensors = _rename_tensors(found)
     named, usual = ("fusion_bias", False) if "speculators_model_type" in found.config else ("bias", True)
     bias = found.field(named, bool, usual)
     norms = found.field("layernorms", bool, "embedding_layernorm.weight" in tensors)
     head = EagleHead(_config(found, described), bias=bias, layernorms=norms)
-    embedding = tensors.pop("embed_tokens.weight", None)  # the target's own, and that one is used
+    embedding = tensors.pop("embed_tokens.weight", None)  # a copy of the target's, which is used in its place
     if embedding is not None and embedding.shape[1] != head.hidden_size:
         raise ValueError(
             f"head {source}: embed_tokens.weight is {list(embedding.shape)}; expected {head.hidden_size} columns"
         )
     tensors.pop("lm_head.weight", None)
-    fill(head, tensors, found.source)
+    load_tensors(head, tensors, found.source)
     return head
 
 
 def load_eagle3(source: str | Path, target: Any, layers: Sequence[int] | None = None) -> Eagle3Head:
-    """An EAGLE-3 head for `target`; layers: whose inputs it reads, in place of what its config.json says.
+    """Loads an EAGLE-3 head for a target.
 
-    Raises ValueError that says which file, key or field is wrong, and for settings that are not lossless.
+    Args:
+        source: Folder or hub id.
+        target: The target.
+        layers: Layers whose inputs the head reads, in place of those in config.json.
+
+    Returns:
+        The head.
+
+    Raises:
+        ValueError: If the checkpoint is incomplete, has another layout, or belongs to another target. The message names
+            the file, key or field.
     """
     found = open_checkpoint(source)
     described = _layer_fields(found)
-    _refuse_lossy(found)
-    tensors = _tensors(found)
-    _refuse_other_target(found, described, target, own_embedding="embed_tokens.weight" in tensors)
+    _check_lossless_settings(found)
+    tensors = _rename_tensors(found)
+    _check_target(found, described, target, own_embedding="embed_tokens.weight" in tensors)
     if "lm_head.weight" not in tensors or not any(key.endswith("hidden_norm.weight") for key in tensors):
         raise ValueError(
             f"head {source}: got no lm_head.weight or no hidden_norm.weight; expected an EAGLE-3 head (drafter eagle "
@@ -83,7 +105,7 @@ def load_eagle3(source: str | Path, target: Any, layers: Sequence[int] | None = 
     if drafted != columns:
         raise ValueError(
             f"{found.folder / 'config.json'}: field 'draft_vocab_size' is {drafted}, lm_head.weight has {columns} "
-            "rows; expected the same; mend the file"
+            "rows; expected the same; correct the file"
         )
     vocab = found.field("vocab_size", int, target.vocab_size, among=described)
     head = Eagle3Head(
@@ -103,7 +125,7 @@ def load_eagle3(source: str | Path, target: Any, layers: Sequence[int] | None = 
             f"head {source}: missing: d2t; expected {columns} offsets from its {columns} columns to the {vocab} ids of "
             "the target"
         )
-    fill(head, tensors, found.source, optional=("d2t",))
+    load_tensors(head, tensors, found.source, optional=("d2t",))
     _check_ids(found, head, target.vocab_size)
     return head
 
@@ -111,21 +133,28 @@ def load_eagle3(source: str | Path, target: Any, layers: Sequence[int] | None = 
 def save_eagle(
     folder: Path, head: EagleHead, facts: Mapping[str, Any] | None = None, embedding: Tensor | None = None
 ) -> None:
-    """Write a head as EAGLE-1 and EAGLE-2 heads are published. facts: further fields of config.json.
+    """Writes a head in the layout of published EAGLE-1 and EAGLE-2 heads.
 
-    embedding: the target's [V, hidden], which published files hold too; this program uses the target's own.
+    Args:
+        folder: The folder.
+        head: The head.
+        facts: Further fields of config.json.
+        embedding: The target's embedding [V, hidden], which published files contain too. `load_eagle` does not use it.
     """
     tensors = {key: value for key, value in head.state_dict().items() if not _DROPPED.search(key)}
     if embedding is not None:
         tensors["embed_tokens.weight"] = embedding.to(head.fc.weight.dtype)
-    described = {**_described(head), "architectures": ["LlamaForCausalLM"], "bias": head.fc.bias is not None}
+    described = {**_config_fields(head), "architectures": ["LlamaForCausalLM"], "bias": head.fc.bias is not None}
     write_checkpoint(folder, {**described, **(facts or {})}, tensors, FILE)
 
 
 def save_eagle3(folder: Path, head: Eagle3Head, facts: Mapping[str, Any] | None = None) -> None:
-    """Write a head as EAGLE-3 heads are published, with the ids of its layers as vLLM and SGLang read them.
+    """Writes a head in the layout of published EAGLE-3 heads, with layer ids as vLLM and SGLang read them.
 
-    facts: further fields of config.json.
+    Args:
+        folder: The folder.
+        head: The head.
+        facts: Further fields of config.json.
     """
     tensors = {re.sub(r"^layers\.0\.", "midlayer.", key): value for key, value in head.state_dict().items()}
     columns = head.token_ids
@@ -150,20 +179,21 @@ def save_eagle3(folder: Path, head: Eagle3Head, facts: Mapping[str, Any] | None 
         "fc_norm": head.fc_norm is not None,
         "norm_output": head.norm_output,
     }
-    write_checkpoint(folder, {**_described(head), **extra, **(facts or {})}, tensors, FILE)
+    write_checkpoint(folder, {**_config_fields(head), **extra, **(facts or {})}, tensors, FILE)
 
 
-def _described(head: Any) -> dict[str, Any]:
+def _config_fields(head: Any) -> dict[str, Any]:
+    """Fields of config.json that describe a head's layers."""
     fields: dict[str, Any] = {key: value for key, value in head.config.to_dict().items() if not key.startswith("_")}
     fields["dtype"] = str(next(head.parameters()).dtype).partition(".")[2]
     rope = fields.get("rope_parameters") or {}
-    if "rope_theta" in rope:  # where older programs look for it
+    if "rope_theta" in rope:  # older programs look for it here
         fields["rope_theta"] = rope["rope_theta"]
     return fields
 
 
 def _layer_fields(found: Checkpoint) -> dict[str, Any]:
-    """The fields that describe the layers: those of config.json, or what `speculators` puts inside of it."""
+    """The fields that describe the layers: config.json, or the object that `speculators` nests in it."""
     kind = found.config.get("speculators_model_type")
     if kind is None:
         return dict(found.config)
@@ -178,6 +208,7 @@ def _layer_fields(found: Checkpoint) -> dict[str, Any]:
 
 
 def _config(found: Checkpoint, described: Mapping[str, Any]) -> Any:
+    """The transformers configuration of the layers. Raises ValueError."""
     from transformers import AutoConfig
 
     fields = {key: value for key, value in described.items() if key not in ("architectures", "transformers_version")}
@@ -186,11 +217,11 @@ def _config(found: Checkpoint, described: Mapping[str, Any]) -> Any:
         kind = "qwen2"
     if "num_hidden_layers" not in fields:
         fields["num_hidden_layers"] = 1
-    layers = {int(key.split(".")[1]) for key in _tensors(found) if key.startswith("layers.")}
+    layers = {int(key.split(".")[1]) for key in _rename_tensors(found) if key.startswith("layers.")}
     if layers and len(layers) != fields["num_hidden_layers"]:
         raise ValueError(
             f"{found.folder / 'config.json'}: field 'num_hidden_layers' is {fields['num_hidden_layers']}, the file has "
-            f"{len(layers)}; expected the same; mend the file"
+            f"{len(layers)}; expected the same; correct the file"
         )
     try:
         return AutoConfig.for_model(kind, **fields)
@@ -198,7 +229,8 @@ def _config(found: Checkpoint, described: Mapping[str, Any]) -> Any:
         raise ValueError(f"{found.folder / 'config.json'}: got layers that cannot be read: {error}") from None
 
 
-def _tensors(found: Checkpoint) -> dict[str, Tensor]:
+def _rename_tensors(found: Checkpoint) -> dict[str, Tensor]:
+    """The tensors by our names, without those that are not needed."""
     renamed: dict[str, Tensor] = {}
     for key, value in found.tensors.items():
         if _DROPPED.search(key):
@@ -209,10 +241,8 @@ def _tensors(found: Checkpoint) -> dict[str, Tensor]:
     return renamed
 
 
-def _refuse_other_target(
-    found: Checkpoint, described: Mapping[str, Any], target: Any, own_embedding: bool = False
-) -> None:
-    """own_embedding: the head has one, so that it may be narrower or wider than the target."""
+def _check_target(found: Checkpoint, described: Mapping[str, Any], target: Any, own_embedding: bool = False) -> None:
+    """Checks sizes against the target. A head with its own embedding may have another width. Raises ValueError."""
     hidden, rows = target.hidden_size, target.num_embeddings
     remedy = "use a head that was trained for this target"
     read = found.field("target_hidden_size", int)
@@ -227,13 +257,13 @@ def _refuse_other_target(
         refuse_other_size(found.source, "vocab_size", vocab, target.vocab_size, remedy)
 
 
-def _refuse_lossy(found: Checkpoint) -> None:
-    """Settings of `speculators` that accept tokens which the target would not have given."""
+def _check_lossless_settings(found: Checkpoint) -> None:
+    """Refuses settings of `speculators` with which verification would be lossy. Raises ValueError."""
     settings = found.field("speculators_config", dict, {})
     where = found.folder / "config.json"
     for method in found.field("proposal_methods", list, [], among=settings):
         if not isinstance(method, dict):
-            raise ValueError(f"{where}: proposal_methods has {method!r}; expected objects; mend the file")
+            raise ValueError(f"{where}: proposal_methods has {method!r}; expected objects; correct the file")
         for name, most in (("verifier_accept_k", 1), ("accept_tolerance", 0.0)):
             if found.field(name, (int, float), most, among=method) > most:
                 raise ValueError(
@@ -243,7 +273,7 @@ def _refuse_lossy(found: Checkpoint) -> None:
 
 
 def _aux_hidden_states(found: Checkpoint, num_layers: int, layers: Sequence[int] | None) -> tuple[str, ...]:
-    """Names of the hidden states that the head reads."""
+    """Names of the hidden states that the head reads. Raises ValueError."""
     published = [2, num_layers // 2, num_layers - 3]
     name = "eagle_aux_hidden_state_layer_ids"
     nested = found.field(name, list, among=found.field("eagle_config", dict, {}))
@@ -253,7 +283,7 @@ def _aux_hidden_states(found: Checkpoint, num_layers: int, layers: Sequence[int]
     elif named is not None:
         ids = named
     elif nested is not None:
-        after = [index + 1 if isinstance(index, int) else index for index in nested]  # these name outputs
+        after = [index + 1 if isinstance(index, int) else index for index in nested]  # these are outputs
         ids = nested if nested == published else after
     else:
         ids = published
@@ -266,6 +296,7 @@ def _aux_hidden_states(found: Checkpoint, num_layers: int, layers: Sequence[int]
 
 
 def _check_ids(found: Checkpoint, head: Eagle3Head, vocab_size: int) -> None:
+    """Checks that d2t leads to ascending ids of the target and agrees with t2d. Raises ValueError."""
     ids = head.token_ids
     if ids is None:
         return

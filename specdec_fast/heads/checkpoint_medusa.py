@@ -1,11 +1,11 @@
-"""Public layouts of Medusa heads, told by their keys: FasterDecoding v0.1, v1.0 and v2, and vLLM's.
+"""Public layouts of Medusa heads, recognised by their keys: FasterDecoding v0.1, v1.0 and v2, and vLLM's.
 
 | layout | file | keys |
 |---|---|---|
 | v0.1 | medusa_lm_head.safetensors or .pt | `{i}.{j}.linear.weight`, `.bias`, and `{i}.{layers}.weight`, a projection |
 | v2 | the same | `{i}.{j}.linear.weight`, `.bias` only; the target's projection is used |
 | v1.0 | a whole model, often in shards | those of v0.1 behind `medusa_head.` |
-| vLLM | model.safetensors | `blocks.{i}.layers.{j}.weight`, `lm_heads.{i}.weight`; maybe behind `medusa_heads.` |
+| vLLM | model.safetensors | `blocks.{i}.layers.{j}.weight`, `lm_heads.{i}.weight`; optionally behind `medusa_heads.` |
 
 Tests: tests/heads/test_checkpoint.py.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specdec_fast.heads.checkpoint import (
     Checkpoint,
-    fill,
+    load_tensors,
     open_checkpoint,
     refuse_other_size,
     write_checkpoint,
@@ -42,30 +42,38 @@ _PROJECTION = re.compile(r"^(\d+)\.(\d+)\.weight$|^lm_heads\.(\d+)\.weight$")
 
 
 @dataclass(slots=True)
-class _Found:
-    """What the keys of a checkpoint say. blocks: (head, layer, "weight" or "bias") -> tensor."""
+class _MedusaTensors:
+    """The tensors of a checkpoint by their meaning. blocks: (head, layer, "weight" or "bias") -> tensor."""
 
     vllm: bool = False
-    whole: bool = False  # a whole model with heads in it
+    in_model: bool = False  # a whole model that contains heads
     blocks: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)
     projections: dict[int, Tensor] = field(default_factory=dict)
-    depth: dict[int, int] = field(default_factory=dict)  # FasterDecoding: the number that a projection has in its list
+    depth: dict[int, int] = field(default_factory=dict)  # FasterDecoding: index of a projection in its list
     shared: Tensor | None = None  # vLLM: one projection for all heads
     token_map: Tensor | None = None
     unknown: list[str] = field(default_factory=list)
 
 
 def load_medusa(source: str | Path, *, hidden_size: int, vocab_size: int, num_heads: int | None = None) -> MedusaHeads:
-    """The Medusa heads of a folder or hub id, for a target of these sizes, in float32.
+    """Loads Medusa heads for a target.
 
-    num_heads: how many of them, the nearest places first (default: all, and config.json must say as many as the file
-    has). Published v0.1 files hold 5 heads beside a config that says 2: there it must be given.
+    Args:
+        source: Folder or hub id.
+        hidden_size: Width of the target's hidden states.
+        vocab_size: Vocabulary of the target.
+        num_heads: Heads to load, nearest positions first. None: all; config.json must then agree with the file.
+            Published v0.1 files hold 5 heads and declare 2, so there it is required.
 
-    Raises ValueError that names the file, key or field where the checkpoint is not one of the known layouts, is not
-    whole, or belongs to another target.
+    Returns:
+        The heads, in float32.
+
+    Raises:
+        ValueError: If the checkpoint is incomplete, has another layout, or belongs to another target. The message names
+            the file, key or field.
     """
     opened = open_checkpoint(source, names=NAMES, keep=lambda key: _OWN.match(key) is not None)
-    found = _read(opened)
+    found = _parse_keys(opened)
     heads, layers = _sizes(opened, found, num_heads)
     own = bool(found.projections) or found.shared is not None
     sample = next(iter(found.blocks.values()), None)
@@ -76,7 +84,7 @@ def load_medusa(source: str | Path, *, hidden_size: int, vocab_size: int, num_he
     )
     token_ids = _token_ids(opened, found, vocab_size)
     rows = vocab_size if token_ids is None else len(token_ids)
-    tensors = _stacked(opened, found, heads, layers, rows, token_ids)
+    tensors = _stack_tensors(opened, found, heads, layers, rows, token_ids)
     made = MedusaHeads(
         hidden_size,
         vocab_size,
@@ -86,16 +94,17 @@ def load_medusa(source: str | Path, *, hidden_size: int, vocab_size: int, num_he
         own_lm_head=own,
         token_ids=None if token_ids is None else rows,
     )
-    fill(made, tensors, opened.source)
+    load_tensors(made, tensors, opened.source)
     return made.eval()
 
 
-def _read(opened: Checkpoint) -> _Found:
-    found = _Found()
+def _parse_keys(opened: Checkpoint) -> _MedusaTensors:
+    """Sorts the tensors of a checkpoint by their keys. Raises ValueError."""
+    found = _MedusaTensors()
     for name, value in opened.tensors.items():
         prefix = _PREFIX.match(name)
         key = name[prefix.end() :] if prefix else name
-        found.whole |= bool(prefix) and prefix is not None and prefix[1] == "medusa_head."
+        found.in_model |= bool(prefix) and prefix is not None and prefix[1] == "medusa_head."
         block, projection = _BLOCK.match(key), _PROJECTION.match(key)
         if block:
             head, layer, what = (block[1], block[2], block[3]) if block[1] else (block[4], block[5], block[6])
@@ -113,8 +122,8 @@ def _read(opened: Checkpoint) -> _Found:
             found.shared = value
         else:
             found.unknown.append(name)
-    if found.whole:
-        found.shared = None  # the projection of the model that the heads came with is the target's own
+    if found.in_model:
+        found.shared = None  # the projection of the model is the target's own
     if found.unknown or not (found.blocks or found.projections):
         odd = (found.unknown or list(opened.tensors))[0]
         raise ValueError(
@@ -124,16 +133,16 @@ def _read(opened: Checkpoint) -> _Found:
     return found
 
 
-def _sizes(opened: Checkpoint, found: _Found, num_heads: int | None) -> tuple[int, int]:
-    """(heads, layers) by the keys; config.json is compared with them. Heads that are not wanted are taken out."""
+def _sizes(opened: Checkpoint, found: _MedusaTensors, num_heads: int | None) -> tuple[int, int]:
+    """Numbers of heads and layers by the keys, checked against config.json. Drops heads beyond `num_heads`."""
     heads = 1 + max([head for head, *_ in found.blocks] + list(found.projections))
     layers = 1 + max([layer for _, layer, _ in found.blocks], default=-1)
     names = ("num_heads", "num_hidden_layers") if found.vllm else ("medusa_num_heads", "medusa_num_layers")
-    told = opened.field(names[0], int)
-    if num_heads is None and told is not None and told != heads:
+    declared = opened.field(names[0], int)
+    if num_heads is None and declared is not None and declared != heads:
         raise ValueError(
-            f"{opened.folder / 'config.json'}: {names[0]} is {told}, but the file holds {heads} heads; expected the "
-            f"same number; mend {names[0]}, or say how many there shall be with option num_heads={heads} (all of them)"
+            f"{opened.folder / 'config.json'}: {names[0]} is {declared}, but the file holds {heads} heads; expected "
+            f"the same number; correct {names[0]}, or choose with option num_heads={heads} (all of them)"
         )
     if num_heads is not None and not 1 <= num_heads <= heads:
         raise ValueError(
@@ -148,7 +157,7 @@ def _sizes(opened: Checkpoint, found: _Found, num_heads: int | None) -> tuple[in
     if depth is not None and depth != layers:
         raise ValueError(
             f"{opened.folder / 'config.json'}: {names[1]} is {depth}, but the heads of the file have {layers} blocks; "
-            f"expected the same number; mend {names[1]}, or download the weights again"
+            f"expected the same number; correct {names[1]}, or download the weights again"
         )
     for head, place in found.depth.items():
         if place != layers:
@@ -159,7 +168,7 @@ def _sizes(opened: Checkpoint, found: _Found, num_heads: int | None) -> tuple[in
     return heads, layers
 
 
-def _token_ids(opened: Checkpoint, found: _Found, vocab_size: int) -> Tensor | None:
+def _token_ids(opened: Checkpoint, found: _MedusaTensors, vocab_size: int) -> Tensor | None:
     """The target's ids of a reduced vocabulary, or None."""
     if found.token_map is None:
         reduced = opened.field("truncated_vocab_size", int) if found.vllm else None
@@ -180,10 +189,10 @@ def _token_ids(opened: Checkpoint, found: _Found, vocab_size: int) -> Tensor | N
     return ids.long()
 
 
-def _stacked(
-    opened: Checkpoint, found: _Found, heads: int, layers: int, rows: int, token_ids: Tensor | None
+def _stack_tensors(
+    opened: Checkpoint, found: _MedusaTensors, heads: int, layers: int, rows: int, token_ids: Tensor | None
 ) -> dict[str, Tensor]:
-    """The tensors of `MedusaHeads`. Raises ValueError that names every key that is missing or misshapen."""
+    """The tensors of `MedusaHeads`. Raises ValueError that names all keys that are missing or have another shape."""
     places = [(head, layer) for head in range(heads) for layer in range(layers)]
     named = {
         (head, layer, what): f"blocks.{head}.layers.{layer}.{what}" if found.vllm else f"{head}.{layer}.linear.{what}"
@@ -222,7 +231,7 @@ def _stacked(
         for head in range(heads):
             value = projections[head]
             if token_ids is not None and len(value) > rows:
-                value = value[token_ids]  # vLLM reads full projections beside a map like this
+                value = value[token_ids]  # vLLM reads full projections with a map in this way
             if list(value.shape) != [rows, hidden]:
                 what = "projection" if not found.vllm else f"lm_heads.{head}.weight"
                 raise ValueError(
@@ -246,12 +255,19 @@ def save_medusa(
     lm_head: Tensor | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write heads in a public layout: "fasterdecoding" (v0.1, or v2 without own projections) or "vllm".
+    """Writes heads in a public layout.
 
-    base_model: the id of the target; lm_head: [V, hidden], the target's projection, which "vllm" wants in the file for
-    heads without their own; facts: more fields of config.json.
+    Args:
+        heads: The heads.
+        folder: The folder.
+        base_model: Id of the target.
+        layout: "fasterdecoding" (v0.1, or v2 without own projections) or "vllm".
+        dtype: Dtype of the file.
+        lm_head: The target's projection [V, hidden]. Layout "vllm" requires it for heads without their own.
+        facts: Further fields of config.json.
 
-    Raises ValueError for an unknown layout, and for heads that the layout cannot hold.
+    Raises:
+        ValueError: If the layout is unknown or cannot hold the heads.
     """
     if layout not in LAYOUTS:
         raise ValueError(unknown_name("layout", layout, LAYOUTS))

@@ -1,4 +1,4 @@
-"""Public layouts of multi-token prediction modules. They lie inside the checkpoint of the target that they belong to.
+"""Public layouts of multi-token prediction modules. They are part of their target's checkpoint.
 
 | layout | keys, N = num_hidden_layers |
 |---|---|
@@ -7,7 +7,7 @@
 | MiMo | `model.mtp_layers.0.` token_layernorm, hidden_layernorm, input_proj, final_layernorm, and those of a layer |
 
 Copies of the target's embedding and projection (`embed_tokens`, `shared_head.head`) are not read: these are shared.
-Of several modules the first is read; it drafts by being applied again. Tests: tests/heads/test_checkpoint_mtp.py.
+Only the first of several modules is read; it drafts by repeated application. Tests: tests/heads/test_checkpoint_mtp.py.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch import Tensor
 
 from specdec_fast.heads.checkpoint import (
     Checkpoint,
-    fill,
     find_folder,
+    load_tensors,
     open_checkpoint,
     read_json,
     refuse_other_size,
     write_checkpoint,
 )
-from specdec_fast.heads.mtp import MtpHead, mtp_head
+from specdec_fast.heads.mtp import MtpHead, build_mtp_head
 from specdec_kernels.names import unknown_name
 
 FILE = "model.safetensors"
@@ -50,7 +50,7 @@ LAYOUTS: dict[str, tuple[str, str, dict[str, str]]] = {
         {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "norm": "final_layernorm"},
     ),
 }
-"""Prefix of the module's own tensors, prefix of its layer's, and what the own ones are called."""
+"""Prefix of the module's own tensors, prefix of its layer's tensors, and names of the own ones."""
 _ABSENT = (
     "belongs to a module of multi-token prediction; expected a target that was published with one, as GLM-4.5, MiMo "
     "and Mellum were, and not DeepSeek-V3 or Qwen3-Next, whose attention mtp refuses; name a module of your own by -o "
@@ -63,15 +63,24 @@ _NUMBERED = re.compile(r"^(?:model\.(?:mtp_)?|mtp\.)layers\.(\d+)\.")
 
 
 def load_mtp(source: str | Path, target: Any) -> MtpHead:
-    """The first multi-token prediction module in a folder or hub id, usually the target's own, for `target`.
+    """Loads the first multi-token prediction module of a checkpoint for a target.
 
-    Raises ValueError that says which file, key or field is wrong, and for targets that cannot have one.
+    Args:
+        source: Folder or hub id.
+        target: The target, usually from the same checkpoint.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: If the checkpoint is incomplete, has another layout, or belongs to another target. The message names
+            the file, key or field.
     """
-    head = mtp_head(target)
+    head = build_mtp_head(target)
     folder = find_folder(source)
     place = folder / "config.json"
     if place.is_file():
-        _refuse_other_target(str(source), read_json(place), target)
+        _check_target(str(source), read_json(place), target)
     found = open_checkpoint(folder, keep=lambda key: _layout(key, target.num_layers) is not None, absent=_ABSENT)
     names = {name for key in found.tensors if (name := _layout(key, target.num_layers)) is not None}
     if len(names) > 1:
@@ -83,33 +92,41 @@ def load_mtp(source: str | Path, target: Any) -> MtpHead:
     tensors = _tensors(found, layout, first, target)
 
     def named(key: str) -> str:
-        return _theirs(key, layout, first)
+        return _layout_key(key, layout, first)
 
-    fill(head, _fused(tensors, named), str(source), named=named)
+    load_tensors(head, _stack_experts(tensors, named), str(source), named=named)
     return head
 
 
 def save_mtp(
     folder: Path, head: MtpHead, num_layers: int, *, layout: str = "deepseek", facts: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a module in a public layout, by itself. num_layers: of the target; facts: more fields of config.json.
+    """Writes a module in a public layout, without its target.
 
-    Raises ValueError for an unknown layout, and for one that joins the module's inputs in another order.
+    Args:
+        folder: The folder.
+        head: The module.
+        num_layers: Layers of the target.
+        layout: "deepseek", "qwen" or "mimo".
+        facts: Further fields of config.json.
+
+    Raises:
+        ValueError: If the layout is unknown, or if it joins the module's inputs in another order.
     """
     if layout not in LAYOUTS:
         raise ValueError(unknown_name("layout", layout, LAYOUTS))
     if head.hidden_first != (layout == "mimo"):
         raise ValueError(f"layout: got {layout!r} for hidden_first={head.hidden_first}; expected True for mimo alone")
     number = num_layers if layout == "deepseek" else 0
-    tensors = {_theirs(key, layout, number): value for key, value in head.state_dict().items()}
+    tensors = {_layout_key(key, layout, number): value for key, value in head.state_dict().items()}
     fields = {key: value for key, value in head.config.to_dict().items() if not key.startswith("_")}
     fields |= {"num_hidden_layers": num_layers, "num_nextn_predict_layers": 1}
     fields["dtype"] = str(next(head.parameters()).dtype).partition(".")[2]
     write_checkpoint(folder, {**fields, **(facts or {})}, tensors, FILE)
 
 
-def _theirs(key: str, layout: str, number: int) -> str:
-    """What a file of a layout calls a tensor of ours; number: of the module there. Other names stay as they are."""
+def _layout_key(key: str, layout: str, number: int) -> str:
+    """Key of one of our tensors in a layout, for the module with a number. Other names are unchanged."""
     own, inner, names = LAYOUTS[layout]
     part, _, rest = key.partition(".")
     if part == "layer":
@@ -127,7 +144,8 @@ def _layout(key: str, num_layers: int) -> str | None:
     return "deepseek" if number and key.startswith("model.layers.") and int(number[1]) >= num_layers else None
 
 
-def _refuse_other_target(source: str, config: Mapping[str, Any], target: Any) -> None:
+def _check_target(source: str, config: Mapping[str, Any], target: Any) -> None:
+    """Checks sizes in config.json against the target. Raises ValueError."""
     own = target.model.config.get_text_config()
     remedy = "take the checkpoint that the target came from"
     inner = config.get("text_config")
@@ -143,20 +161,20 @@ def _refuse_other_target(source: str, config: Mapping[str, Any], target: Any) ->
 
 
 def _check_count(found: Checkpoint, first: int) -> None:
-    """How many modules config.json tells of, compared with the keys."""
+    """Checks the number of modules in config.json against the keys. Raises ValueError."""
     there = {int(number[1]) for key in found.tensors if (number := _NUMBERED.match(key))}
     for name in ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"):
-        told = found.field(name, int)
-        if told is not None and there != set(range(first, first + told)):
+        declared = found.field(name, int)
+        if declared is not None and there != set(range(first, first + declared)):
             raise ValueError(
-                f"{found.folder / 'config.json'}: field {name!r} is {told}, the file has modules in the places "
-                f"{', '.join(map(str, sorted(there))) or 'none'}; expected {told} from {first} on; mend the field, or "
-                "download the weights again"
+                f"{found.folder / 'config.json'}: field {name!r} is {declared}, the file has modules at "
+                f"{', '.join(map(str, sorted(there))) or 'none'}; expected {declared} from {first} on; correct "
+                "the field, or download the weights again"
             )
 
 
 def _tensors(found: Checkpoint, layout: str, first: int, target: Any) -> dict[str, Tensor]:
-    """The first module's tensors by our names; those of later modules are left out."""
+    """The first module's tensors by our names."""
     own, inner, names = LAYOUTS[layout]
     ours = {f"{own.format(first)}{theirs}.": f"{name}." for name, theirs in names.items()}
     tensors: dict[str, Tensor] = {}
@@ -175,12 +193,12 @@ def _tensors(found: Checkpoint, layout: str, first: int, target: Any) -> dict[st
         elif key.startswith(inner.format(first)):
             tensors["layer." + key[len(inner.format(first)) :]] = value
         elif number is None or int(number[1]) == first:
-            tensors[key] = value  # nothing reads it, and `fill` will say so
+            tensors[key] = value  # unknown: `load_tensors` reports it
     return tensors
 
 
-def _fused(tensors: dict[str, Tensor], named: Callable[[str], str]) -> dict[str, Tensor]:
-    """Experts as transformers keeps them: one tensor of all, gate and up in one, where a checkpoint has each alone."""
+def _stack_experts(tensors: dict[str, Tensor], named: Callable[[str], str]) -> dict[str, Tensor]:
+    """Stacks experts as transformers does: one tensor of all experts, gate and up joined."""
     kept: dict[str, Tensor] = {}
     experts: dict[str, dict[tuple[str, int], Tensor]] = {}
     for key, value in tensors.items():

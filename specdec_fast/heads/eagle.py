@@ -1,9 +1,8 @@
-"""EAGLE-1 and EAGLE-2 heads: the next hidden state out of a token's embedding and the hidden state before it.
+"""EAGLE-1 and EAGLE-2 heads: predict the next hidden state from a token's embedding and the hidden state before it.
 
-Place i of a row pairs the target's feature of token i with the embedding of token i + 1, so that what was sampled is
-known; it predicts the feature of token i + 1, and the target's own projection turns that into logits. The decoder layer
-is transformers' own, without its first norm. Li et al. 2024 (EAGLE), section 4.1; EAGLE-2 uses the same weights. The
-variant with norms is that of vLLM's `speculators` (`layernorms`).
+Place i of a row pairs the target's feature of token i with the embedding of token i + 1, so the sampled token is known.
+It predicts the feature of token i + 1, which the target's own projection turns into logits. The decoder layer is
+transformers' own, without its first norm. The variant with norms is that of vLLM's `speculators` (`layernorms`).
 Tests: tests/heads/test_eagle.py.
 """
 
@@ -22,11 +21,19 @@ LAYERS = {"llama": "LlamaDecoderLayer", "qwen2": "Qwen2DecoderLayer", "qwen3": "
 
 
 class EagleHead(nn.Module):
-    """config: of one or more Llama or Qwen3 layers, as transformers reads it; bias: whether `fc` has one; layernorms:
-    norms of the embedding, before the layer and before the projection, which the published heads do not have.
+    """An EAGLE-1 or EAGLE-2 head.
 
-    auxiliary hidden states: the hidden states of the target that it reads; token_ids: what its columns of logits
-    stand for, None: all ids.
+    Args:
+        config: Configuration of its Llama, Qwen2 or Qwen3 layers, as transformers reads it.
+        bias: Whether `fc` has a bias.
+        layernorms: Norms of the embedding, before the layer and before the projection. Published heads have none.
+
+    Attributes:
+        aux_hidden_states: Hidden states of the target that the head reads.
+        token_ids: None: the columns of the logits are the target's ids.
+
+    Source:
+        Li et al. 2024 (EAGLE), section 4.1. EAGLE-2 uses the same weights.
     """
 
     token_ids: Tensor | None = None
@@ -45,30 +52,36 @@ class EagleHead(nn.Module):
         self.rotary_emb = rotary(config)
 
     def fuse(self, aux_hidden_states: Sequence[Tensor]) -> Tensor:
-        """Features [M, hidden] out of the target's hidden states [M, hidden], in the order of `aux_hidden_states`."""
+        """Fuses hidden states [M, hidden] of the target, in the order of the attribute, into features [M, hidden]."""
         return aux_hidden_states[0]
 
     def forward(self, embedded: Tensor, features: Tensor, position_ids: Tensor, **context: Any) -> Tensor:
-        """Predicted features, [1, M, hidden].
+        """Predicts the features of the next positions.
 
-        embedded, features: [1, M, hidden], of a token and of the token before it; position_ids: int64 [1, M];
-        context goes to the attention (`packed`, or `attention_mask` and `past_key_values`).
+        Args:
+            embedded: Embeddings of tokens, [1, M, hidden].
+            features: Features of the token before each, [1, M, hidden].
+            position_ids: Positions, int64 [1, M].
+            **context: Arguments of the attention: `packed`, or `attention_mask` and `past_key_values`.
+
+        Returns:
+            Predicted features, [1, M, hidden].
         """
         embedded = embedded if self.embedding_layernorm is None else self.embedding_layernorm(embedded)
         hidden = self.fc(torch.cat([embedded, features.to(embedded.dtype)], dim=-1))
-        turned = self.rotary_emb(hidden, position_ids)
+        rotation = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:
-            hidden = layer(hidden, position_ids=position_ids, position_embeddings=turned, **context)
+            hidden = layer(hidden, position_ids=position_ids, position_embeddings=rotation, **context)
         return hidden
 
     def read(self, hidden: Tensor, lm_head: Any) -> Tensor:
-        """Logits of predicted features [..., hidden]. lm_head: the target's projection."""
+        """Returns the logits of predicted features [..., hidden], by the target's projection `lm_head`."""
         found: Tensor = lm_head(hidden if self.pre_lm_head_layernorm is None else self.pre_lm_head_layernorm(hidden))
         return found
 
 
 def decoder_layers(config: Any) -> list[nn.Module]:
-    """The layers of a configuration as transformers builds them. Raises ValueError for another kind of model."""
+    """Builds the layers of a configuration with transformers. Raises ValueError for other model types."""
     kind = getattr(config, "model_type", None)
     if kind not in LAYERS:
         raise ValueError(unknown_name("head layers of model_type", kind, LAYERS))
@@ -77,12 +90,12 @@ def decoder_layers(config: Any) -> list[nn.Module]:
 
 
 def rotary(config: Any) -> nn.Module:
-    """The rotary embedding of the head's own configuration, never the target's."""
+    """Builds the rotary embedding of the head's own configuration, never the target's."""
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     return LlamaRotaryEmbedding(config)
 
 
 def rms_norm(config: Any, width: int | None = None) -> nn.Module:
-    """An RMS norm with the epsilon of a configuration."""
+    """Builds an RMS norm with the epsilon of a configuration."""
     return nn.RMSNorm(width or config.hidden_size, eps=config.rms_norm_eps)

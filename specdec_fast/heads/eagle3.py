@@ -1,8 +1,8 @@
-"""EAGLE-3 heads: three hidden states of the target, fused; a wide first layer; a vocabulary of their own.
+"""EAGLE-3 heads: three fused hidden states of the target, a wide first layer, and a vocabulary of their own.
 
-Place i of a row pairs the fused hidden states of token i with the embedding of token i + 1. Behind the newest token the
-head's own output stands in for the fused states. Li et al. 2025 (EAGLE-3), section 3; the variants of norms are those
-of vLLM's `speculators`. Tests: tests/heads/test_eagle.py.
+Place i of a row pairs the fused hidden states of token i with the embedding of token i + 1. Behind the newest token,
+the head's own output replaces the fused states. The variants of norms are those of vLLM's `speculators`.
+Tests: tests/heads/test_eagle.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,25 @@ from specdec_fast.heads.eagle import decoder_layers, rms_norm, rotary
 
 
 class Eagle3Head(nn.Module):
-    """config: of its layers, as transformers reads it; vocab_size: the target's; draft_vocab_size: columns of logits.
+    """An EAGLE-3 head.
 
-    auxiliary hidden states: three (or other) hidden states of the target; target_hidden_size: their width;
-    norm_before_residual: the first layer adds to the normed features; norm_before_fc: one norm over the joined hidden
-    states; fc_norm: one for each; norm_output: what it hands to the next place is normed. d2t (int64): column c
-    stands for id c + d2t[c].
+    Args:
+        config: Configuration of its layers, as transformers reads it.
+        vocab_size: Vocabulary of the target.
+        draft_vocab_size: Columns of the logits.
+        aux_hidden_states: Hidden states of the target that the head reads, usually three.
+        target_hidden_size: Width of these states. None: the head's own.
+        norm_before_residual: The first layer adds to the normed features.
+        norm_before_fc: One norm over the joined hidden states.
+        fc_norm: One norm for each of them.
+        norm_output: The output that feeds the next place is normed.
+        own_embedding: The head has an embedding of its own.
+
+    Attributes:
+        d2t: Column c stands for id c + d2t[c], int64 [draft_vocab_size].
+
+    Source:
+        Li et al. 2025 (EAGLE-3), section 3.
     """
 
     d2t: Tensor
@@ -47,11 +60,11 @@ class Eagle3Head(nn.Module):
         self.vocab_size = vocab_size
         self.hidden_size: int = config.hidden_size
         self.norm_before_residual, self.norm_output = norm_before_residual, norm_output
-        tapped = len(self.aux_hidden_states) * (target_hidden_size or config.hidden_size)
-        self.fc = nn.Linear(tapped, config.hidden_size, bias=False)
-        self.input_norm = rms_norm(config, tapped) if norm_before_fc else None
+        joined_size = len(self.aux_hidden_states) * (target_hidden_size or config.hidden_size)
+        self.fc = nn.Linear(joined_size, config.hidden_size, bias=False)
+        self.input_norm = rms_norm(config, joined_size) if norm_before_fc else None
         each = (
-            [rms_norm(config, tapped // len(self.aux_hidden_states)) for _ in self.aux_hidden_states]
+            [rms_norm(config, joined_size // len(self.aux_hidden_states)) for _ in self.aux_hidden_states]
             if fc_norm
             else None
         )
@@ -59,7 +72,7 @@ class Eagle3Head(nn.Module):
         self.layers = nn.ModuleList(decoder_layers(config))
         first: Any = self.layers[0]
         first.hidden_norm = rms_norm(config)
-        for name in ("q_proj", "k_proj", "v_proj"):  # they read the embedding beside the features
+        for name in ("q_proj", "k_proj", "v_proj"):  # they read embedding and features
             narrow = getattr(first.self_attn, name)
             bias = narrow.bias is not None
             setattr(first.self_attn, name, nn.Linear(2 * config.hidden_size, narrow.out_features, bias=bias))
@@ -71,15 +84,13 @@ class Eagle3Head(nn.Module):
 
     @property
     def token_ids(self) -> Tensor | None:
-        """int64 [draft_vocab_size]: ids of the target that the columns of the logits stand for; None: all of them."""
+        """Target ids of the columns of the logits, int64 [draft_vocab_size]. None: all ids."""
         if self.lm_head.out_features == self.vocab_size:
             return None
         return self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
 
     def fuse(self, aux_hidden_states: Sequence[Tensor]) -> Tensor:
-        """Features [M, hidden] out of the target's hidden states [M, target hidden], in the order of
-        `aux_hidden_states`.
-        """
+        """Fuses hidden states [M, target hidden], in the order of the attribute, into features [M, hidden]."""
         parts = [aux_hidden_state.to(self.fc.weight.dtype) for aux_hidden_state in aux_hidden_states]
         if self.fc_norm is not None:
             parts = [norm(part) for norm, part in zip(self.fc_norm, parts)]
@@ -88,28 +99,30 @@ class Eagle3Head(nn.Module):
         return found
 
     def forward(self, embedded: Tensor, features: Tensor, position_ids: Tensor, **context: Any) -> Tensor:
-        """What stands in for the features of the next place, [1, M, hidden].
+        """Predicts the features of the next positions.
 
-        embedded, features: [1, M, hidden], of a token and of the token before it; position_ids: int64 [1, M];
-        context goes to the attention (`packed`, or `attention_mask` and `past_key_values`).
+        Args:
+            embedded: Embeddings of tokens, [1, M, hidden].
+            features: Features of the token before each, [1, M, hidden].
+            position_ids: Positions, int64 [1, M].
+            **context: Arguments of the attention: `packed`, or `attention_mask` and `past_key_values`.
+
+        Returns:
+            Predicted features, [1, M, hidden].
         """
         first: Any = self.layers[0]
         normed = first.hidden_norm(features)
         residual = normed if self.norm_before_residual else features
-        turned = self.rotary_emb(features, position_ids)
+        rotation = self.rotary_emb(features, position_ids)
         wide = torch.cat([first.input_layernorm(embedded.to(normed.dtype)), normed], dim=-1)
-        hidden = residual + first.self_attn(hidden_states=wide, position_embeddings=turned, **_asked(context))[0]
+        arguments = {"attention_mask": None, **context}
+        hidden = residual + first.self_attn(hidden_states=wide, position_embeddings=rotation, **arguments)[0]
         hidden = hidden + first.mlp(first.post_attention_layernorm(hidden))
         for layer in self.layers[1:]:
-            hidden = layer(hidden, position_ids=position_ids, position_embeddings=turned, **context)
+            hidden = layer(hidden, position_ids=position_ids, position_embeddings=rotation, **context)
         return self.norm(hidden) if self.norm_output else hidden
 
     def read(self, hidden: Tensor, lm_head: Any) -> Tensor:
-        """Logits [..., draft_vocab_size] of what `forward` gave. lm_head: the target's projection, not used."""
+        """Returns the logits [..., draft_vocab_size] of predicted features. The target's `lm_head` is not used."""
         found: Tensor = self.lm_head(hidden if self.norm_output else self.norm(hidden))
         return found
-
-
-def _asked(context: dict[str, Any]) -> dict[str, Any]:
-    """What an attention wants to be told in any case."""
-    return {"attention_mask": None, **context}

@@ -1,7 +1,7 @@
-"""Medusa heads: residual blocks on the target's last hidden state, one stack per place ahead (Cai et al. 2024).
+"""Medusa heads: residual blocks on the target's last hidden state, one stack per position ahead.
 
-Section 2.1.1 of the paper. Head k (from 0) reads the hidden state at position t, from which the target predicts the
-token at t + 1, and predicts the token at t + 2 + k. Modules only. Tests: tests/heads/test_checkpoint.py.
+Head k (from 0) reads the hidden state at position t, from which the target predicts the token at t + 1, and predicts
+the token at t + 2 + k. Tests: tests/heads/test_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,28 @@ from torch.nn import functional
 
 
 class MedusaHeads(nn.Module):
-    """All heads of a target, stacked, so that a step costs one batched product per layer.
+    """All heads of a target, stacked, so a step costs one batched product per layer.
 
-    hidden_size, vocab_size: the target's; num_heads: places ahead; num_layers: residual blocks of each head; bias: of
-    these blocks; own_lm_head: every head has a projection to the vocabulary, else the target's is used; token_ids:
-    how many tokens of the vocabulary the projections know, None for all.
+    Args:
+        hidden_size: Width of the target's hidden states.
+        vocab_size: Vocabulary of the target.
+        num_heads: Positions ahead.
+        num_layers: Residual blocks per head.
+        bias: Whether blocks have a bias.
+        own_lm_head: Every head has a projection; otherwise the target's is used.
+        token_ids: Number of tokens that the projections know. None: all.
 
-    weight: [layers, heads, hidden, hidden]; bias: [layers, heads, hidden] or None; lm_head: [heads, V, hidden] or None;
-    token_ids: int64 [V], the target's id of each row of lm_head, or None when they are all.
+    Attributes:
+        weight: [layers, heads, hidden, hidden].
+        bias: [layers, heads, hidden], or None.
+        lm_head: [heads, V, hidden], or None.
+        token_ids: Target id of each row of `lm_head`, int64 [V]. None: all ids.
+
+    Raises:
+        ValueError: If a size is below 1, or for a reduced vocabulary without own projections.
+
+    Source:
+        Cai et al. 2024 (Medusa), section 2.1.1.
     """
 
     token_ids: Tensor | None
@@ -55,7 +69,7 @@ class MedusaHeads(nn.Module):
         self.register_buffer("token_ids", ids)
 
     def start_from(self, lm_head: Tensor) -> None:
-        """Begin as published: blocks that do nothing, and the target's projection, [V, hidden], for every head."""
+        """Initialises as published: blocks without effect, and the target's projection [V, hidden] for every head."""
         with torch.no_grad():
             self.weight.zero_()
             if self.bias is not None:
@@ -64,7 +78,7 @@ class MedusaHeads(nn.Module):
                 self.lm_head.copy_(lm_head[: self.lm_head.shape[1]].expand_as(self.lm_head))
 
     def hidden(self, states: Tensor) -> Tensor:
-        """What is projected to the vocabulary: [heads, N, hidden] from states [N, hidden]."""
+        """Returns the states that are projected to the vocabulary, [heads, N, hidden], from states [N, hidden]."""
         x = states.expand(self.num_heads, *states.shape)
         for layer in range(self.num_layers):
             weight = self.weight[layer].transpose(1, 2)
@@ -75,10 +89,17 @@ class MedusaHeads(nn.Module):
         return x
 
     def forward(self, states: Tensor, lm_head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Logits [heads, N, V] of states [N, hidden] as the target's last norm leaves them.
+        """Computes the logits of all heads.
 
-        lm_head: the target's projection, for heads without their own. V is the head's own vocabulary where it is
-        reduced (`token_ids`). Raises ValueError when a projection is needed and there is none.
+        Args:
+            states: Hidden states "final_norm" of the target, [N, hidden].
+            lm_head: The target's projection, for heads without their own.
+
+        Returns:
+            Logits [heads, N, V]. V is the head's own vocabulary if it is reduced.
+
+        Raises:
+            ValueError: If a projection is required and missing.
         """
         x = self.hidden(states)
         if self.lm_head is not None:

@@ -1,6 +1,6 @@
-"""Drafting of a recurrent head from every place of a text at once, as training and measuring want it.
+"""Drafting with a recurrent head from every position of a text at once, for training and measurements.
 
-Li et al. 2025 (EAGLE-3), section 3.2, training-time test. Tests: tests/train/heads/test_recurrent.py.
+Tests: tests/train/heads/test_recurrent.py.
 """
 
 from __future__ import annotations
@@ -13,12 +13,23 @@ from torch.nn import functional
 
 
 def unroll(head: Any, embedded: Tensor, features: Tensor, steps: int) -> list[Tensor]:
-    """What drafting `steps` places ahead computes, for all places at once: predicted features [B, T, hidden] per step.
+    """Computes drafts of `steps` positions from all positions of a text.
 
-    embedded: [B, T, hidden], of the tokens behind the features; features: [B, T, hidden], true ones. Place t of step j
-    is the j-th place drafted behind the true places 0..t: it attends to these, and to itself in the steps before. At
-    the end of the text, where its token would lie beyond, it means nothing (the last j places). The head attends by
+    Position t of step j is the j-th position drafted behind the true positions 0..t. It attends to these, and to itself
+    in the steps before. The last j positions of step j lie beyond the text and have no meaning. The head attends by
     transformers' own attention ("sdpa").
+
+    Args:
+        head: A recurrent head.
+        embedded: Embeddings of the tokens behind the features, [B, T, hidden].
+        features: True features, [B, T, hidden].
+        steps: Positions to draft.
+
+    Returns:
+        Predicted features [B, T, hidden] per step.
+
+    Source:
+        Li et al. 2025 (EAGLE-3), section 3.2, training-time test.
     """
     from transformers import DynamicCache
 

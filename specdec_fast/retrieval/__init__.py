@@ -1,1 +1,1 @@
-"""Stores: what drafters look tokens up in. Suffix structures, texts of finished requests, datastores. No models."""
+"""Indices that drafters search: suffix structures, texts of finished requests, and datastores. No models."""

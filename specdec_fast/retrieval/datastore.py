@@ -1,7 +1,7 @@
-"""Datastores: a token stream on disk with its suffix array, mapped into memory and looked up by suffix.
+"""Datastores: a token stream on disk with its suffix array, mapped into memory and searched by suffix (REST).
 
-He et al. 2023 (REST, section 3.1) for the idea. The stream holds documents, each with a separator behind it (the id one
-above the vocabulary); tokens take two bytes where the vocabulary allows it, positions four below 2**32 tokens.
+The stream holds documents, each followed by a separator, the id one above the vocabulary. Tokens take two bytes if the
+vocabulary allows it, positions take four below 2**32 tokens. Source: He et al. 2023 (REST), section 3.1.
 Tests: tests/retrieval/test_datastore.py.
 """
 
@@ -25,23 +25,30 @@ log = logging.getLogger("specdec_fast")
 KIND = "datastore"
 Report = Callable[[str, int], None]
 
-_PIECE = 1 << 24  # places that are looked at together
-_PROBES, _COMPARED = 64, 8  # pairs of neighbours that opening looks at, and tokens of each
+_PIECE = 1 << 24  # positions that are processed together
+_PROBES, _COMPARED = 64, 8  # pairs of neighbours that opening checks, and tokens of each
 
 
 def suffix_array(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Positions of a stream of unsigned tokens [n] in the order of the suffixes that start there: uint32 or int64 [n].
+    """Sorts the suffixes of a token stream.
 
-    Sorted by divsufsort where pydivsufsort is installed (extra: datastore), in 5 bytes of memory per byte of the stream
-    (9 from 2 GiB on) and those of the answer; else by doubling in numpy, which takes several times as long and as much.
+    Uses divsufsort if pydivsufsort is installed (extra: datastore). It takes 5 bytes of memory per byte of the stream
+    (9 from 2 GiB on), plus the result. Otherwise numpy sorts by doubling, which takes several times the time and
+    memory.
+
+    Args:
+        tokens: Unsigned tokens [n].
+
+    Returns:
+        Positions in the order of the suffixes that start there, uint32 or int64 [n].
     """
     dtype = np.uint32 if len(tokens) < 2**32 else np.int64
     try:
         from pydivsufsort import divsufsort
     except ImportError:
         log.warning("datastore: pydivsufsort is not installed, so numpy sorts; %s", install_hint("datastore"))
-        return _double(np.asarray(tokens)).astype(dtype)
-    unit = tokens.dtype.itemsize  # it sorts bytes: tokens with their largest first are in the same order
+        return _suffix_array_by_doubling(np.asarray(tokens)).astype(dtype)
+    unit = tokens.dtype.itemsize  # it sorts bytes: big-endian tokens have the same order
     places = divsufsort(tokens.astype(tokens.dtype.newbyteorder(">")).view(np.uint8))
     found, count = np.empty(len(tokens), dtype), 0
     for start in range(0, len(places), _PIECE):
@@ -52,7 +59,7 @@ def suffix_array(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return found
 
 
-def _double(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _suffix_array_by_doubling(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Suffix array by prefix doubling (Manber and Myers 1990)."""
     size = len(tokens)
     if size == 0:
@@ -79,11 +86,17 @@ def build(
     vocabulary: str = "",
     report: Report = lambda stage, tokens: None,
 ) -> None:
-    """Write a datastore of documents (token ids) to a file.
+    """Writes a datastore.
 
-    vocab_size: ids are below it; vocabulary: fingerprint of the tokenizer; report: called with what is being done
-    ("reading", "sorting", "writing") and the tokens so far. Raises ValueError for ids that are out of range and where
-    there is no token at all.
+    Args:
+        path: The file.
+        documents: Token ids of each document.
+        vocab_size: All ids are below it.
+        vocabulary: Fingerprint of the tokenizer.
+        report: Called with the stage ("reading", "sorting", "writing") and the tokens so far.
+
+    Raises:
+        ValueError: If an id is out of range, if there are no tokens, or if the folder does not exist.
     """
     place = Path(path)
     if not place.absolute().parent.is_dir():
@@ -114,16 +127,25 @@ def build(
         file_format.write(place, KIND, header, {"tokens": stream, "suffixes": suffixes})
 
 
-def out_of_order(tokens: np.ndarray[Any, Any], suffixes: np.ndarray[Any, Any], vocab_size: int) -> int | None:
-    """A rank at which an array cannot be that of the suffixes of a stream, or None: looks at a few pairs of neighbours,
-    evenly spread, and at the first tokens of both. Less than a millisecond where these pages are in memory.
+def find_disorder(tokens: np.ndarray[Any, Any], suffixes: np.ndarray[Any, Any], vocab_size: int) -> int | None:
+    """Checks a sample of a suffix array: pairs of neighbours, evenly spread, by their first tokens.
+
+    It takes less than a millisecond if these pages are in memory.
+
+    Args:
+        tokens: The stream [n].
+        suffixes: The suffix array [n].
+        vocab_size: The separator.
+
+    Returns:
+        A rank at which the array is wrong, or None.
     """
     size = len(tokens)
     ranks = np.unique(np.linspace(0, size - 2, _PROBES).astype(np.int64))
     places = np.stack([suffixes[ranks], suffixes[ranks + 1]]).astype(np.int64)
     inside = ((places >= 0) & (places < size)).all(0)
     at = np.where(inside, places, 0)[:, :, None] + np.arange(_COMPARED)
-    found = np.where(at < size, tokens[np.minimum(at, size - 1)].astype(np.int64), -1)  # a shorter suffix comes first
+    found = np.where(at < size, tokens[np.minimum(at, size - 1)].astype(np.int64), -1)  # a shorter suffix sorts first
     first = (found[0] != found[1]).argmax(1)  # 0 where all are equal
     low, high = (np.take_along_axis(own, first[:, None], 1)[:, 0] for own in found)
     wrong = ~inside | (places[0] == places[1]) | (low > high) | (found > vocab_size).any((0, 2))
@@ -131,10 +153,15 @@ def out_of_order(tokens: np.ndarray[Any, Any], suffixes: np.ndarray[Any, Any], v
 
 
 class Datastore:
-    """An open datastore. Opening looks at a sample of it, `verify` at everything.
+    """An open datastore. Opening checks a sample of it, `verify` checks everything.
 
-    vocabulary, vocab_size: what the target's tokenizer is expected to be ("" and None: anything).
-    Raises ValueError for a file that is none, was cut off or is damaged, or belongs to another tokenizer.
+    Args:
+        path: The file.
+        vocabulary: Expected fingerprint of the tokenizer. "": any.
+        vocab_size: Expected vocabulary of the target. None: any.
+
+    Raises:
+        ValueError: If the file is no datastore, is truncated or damaged, or belongs to another tokenizer.
     """
 
     def __init__(self, path: str | Path, vocabulary: str = "", vocab_size: int | None = None) -> None:
@@ -150,7 +177,7 @@ class Datastore:
         tokens, suffixes = self._arrays["tokens"], self._arrays["suffixes"]
         if not 2 <= len(tokens) == len(suffixes):
             raise ValueError(f"{path}: got {len(suffixes)} suffixes of {len(tokens)} tokens; make it again")
-        damaged = out_of_order(tokens, suffixes, own)
+        damaged = find_disorder(tokens, suffixes, own)
         if damaged is not None:
             raise ValueError(f"{path}: its suffixes are not in order at rank {damaged}; it is damaged; make it again")
         self.array = structures().Array(tokens, suffixes, own)
@@ -162,16 +189,26 @@ class Datastore:
 
     @property
     def num_documents(self) -> int:
+        """Documents."""
         return int(self.header["documents"])
 
     @property
     def vocab_size(self) -> int:
+        """The separator, one above the largest id."""
         return int(self.header["vocab_size"])
 
     @property
     def num_bytes(self) -> int:
+        """Size of the file."""
         return self.path.stat().st_size
 
     def verify(self, report: file_format.Report | None = None) -> None:
-        """Read all of it and raise ValueError where it is not what was written. report: called with bytes done."""
+        """Reads the whole file and compares checksums.
+
+        Args:
+            report: Called with the bytes of each part.
+
+        Raises:
+            ValueError: If an array is not as it was written.
+        """
         file_format.verify(self.path, self.header, self._arrays, report)

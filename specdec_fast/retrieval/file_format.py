@@ -1,7 +1,7 @@
-"""Files of the stores: a header that says what is inside, then arrays that can be mapped. Versioned, checked.
+"""Files of retrieval indices: a header with the content, then arrays that can be mapped. Versioned and checked.
 
-Layout: 8 bytes of magic, uint32 version, uint32 length of the header, uint32 CRC-32 of it, the header (JSON), then the
-arrays at multiples of 64 bytes. The header names each array's dtype, length, place and CRC-32. Little endian.
+Layout: 8 bytes of magic, uint32 version, uint32 length of the header, uint32 CRC-32 of the header, the header as JSON,
+then the arrays at multiples of 64 bytes. The header has each array's dtype, length, offset and CRC-32. Little endian.
 Tests: tests/retrieval/test_file_format.py.
 """
 
@@ -21,7 +21,7 @@ MAGIC = b"specdec\x1a"
 VERSION = 1
 _PREFIX = struct.Struct("<8sIII")
 _ALIGN = 64
-_CHUNK = 1 << 22  # elements per piece that is written or summed
+_CHUNK = 1 << 22  # elements that are written or summed at once
 DTYPES = ("uint8", "uint16", "uint32", "int64")
 
 Report = Callable[[int], None]
@@ -42,12 +42,19 @@ def _checksum(array: np.ndarray[Any, Any], report: Report | None = None) -> int:
 
 
 def write(path: str | Path, kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write a file that appears under its name only when it is complete.
+    """Writes a file, which appears under its name only when it is complete.
 
-    kind: what the file is, such as "datastore"; header: JSON values; arrays: one-dimensional, dtypes as in DTYPES.
+    Args:
+        path: The file.
+        kind: Kind of the file, such as "datastore".
+        header: JSON values.
+        arrays: One-dimensional arrays by name, with a dtype of `DTYPES`.
+
+    Raises:
+        ValueError: If an array has another shape or dtype.
     """
     sections: dict[str, dict[str, Any]] = {}
-    offset = 0  # from the first multiple of _ALIGN behind the header
+    offset = 0  # relative to the first multiple of _ALIGN behind the header
     for name, array in arrays.items():
         if array.ndim != 1 or array.dtype.name not in DTYPES:
             raise ValueError(
@@ -73,10 +80,18 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], arrays: Mappin
 
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-    """Header and arrays of a file; the arrays are mapped, not read. `verify` checks what is in them.
+    """Opens a file. Arrays are mapped, not read; `verify` checks their content.
 
-    Raises ValueError for a file that is none of ours, of another kind or version, cut off, or damaged in its header;
-    OSError where it cannot be opened.
+    Args:
+        path: The file.
+        kind: Expected kind.
+
+    Returns:
+        The header, and the arrays by name.
+
+    Raises:
+        ValueError: If the file is of another format, kind or version, or is truncated or damaged in its header.
+        OSError: If it cannot be opened.
     """
     place = Path(path)
     size = place.stat().st_size
@@ -118,7 +133,17 @@ def verify(
     arrays: Mapping[str, np.ndarray[Any, Any]],
     report: Report | None = None,
 ) -> None:
-    """Read everything and raise ValueError where an array is not what was written. report: called with bytes done."""
+    """Reads all arrays and compares checksums.
+
+    Args:
+        path: The file, for messages.
+        header: Its header.
+        arrays: Its arrays.
+        report: Called with the bytes of each part.
+
+    Raises:
+        ValueError: If an array is not as it was written.
+    """
     for name, array in arrays.items():
         if _checksum(array, report) != header["sections"][name]["crc32"]:
             raise ValueError(f"{path}: the checksum of its {name} is wrong; the file is damaged; make it again")

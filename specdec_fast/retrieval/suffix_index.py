@@ -1,11 +1,16 @@
-"""Structures over token texts that answer "what followed this suffix": compiled, or in Python with one warning.
+"""Suffix structures over token texts, compiled or in Python: they find the continuations of a suffix.
 
-Automaton: one growing text. CountedTree: texts that come and go. Array, look_up: a token stream with its suffix array.
-Successors: what a model showed behind each token. All grow a tree best-first, by counts or distributions, or by their
-race under the replay noise of a place (`noise`: seed and position of the root), and answer with (tokens, parents,
-expected, match): node i + 1 of a draft below its root has tokens[i] and parents[i] (0 is the root); expected is the
-sum of the paths' probabilities; match is how many tokens of the suffix were found. The code is csrc/suffix, its
-contract in Python specdec_fast/retrieval/suffix_index_python.py.
+- `Automaton`: one growing text.
+- `CountedTree`: a changing set of texts.
+- `Array` and `look_up`: a token stream with its suffix array.
+- `Successors`: the next tokens that a model showed for each token.
+
+All of them grow a tree best-first, by counts or distributions. With `noise` (seed and position of the root) they grow
+by the Gumbel-max under the replay noise of each position. They return (tokens, parents, expected, match). Node i + 1 of
+a draft has tokens[i] and parents[i], where 0 is the root. `expected` is the sum of the paths' probabilities, and
+`match` the length of the suffix that was found.
+
+The code is csrc/suffix; its specification in Python is specdec_fast/retrieval/suffix_index_python.py.
 Tests: tests/retrieval/test_suffix_index.py.
 """
 
@@ -19,12 +24,12 @@ from typing import Any
 from specdec_kernels import FallbackWarning
 
 Grown = tuple[list[int], list[int], float, int]
-REMEDY = "build it with `pip install -e .` where a C++20 compiler and pybind11 are there"
+REMEDY = "build it with `pip install -e .` with a C++20 compiler and pybind11 installed"
 
 
 @lru_cache(maxsize=1)
 def structures() -> Any:
-    """The module with Automaton, CountedTree, Array and look_up."""
+    """Returns the module with the structures: compiled if possible, else in Python with one warning."""
     try:
         return import_module("specdec_kernels._suffix")
     except ImportError as error:

@@ -1,102 +1,29 @@
-"""The suffix structures in Python: what is right, and what serves where nothing was compiled. See stores/suffix.py.
+"""The suffix structures in Python: the specification, and the fallback without compiled code. See suffix_index.py.
 
-Answers equal those of csrc/suffix, floats included. Tests: tests/retrieval/test_suffix_index.py.
+Results equal those of csrc/suffix, floats included. Tests: tests/retrieval/test_suffix_index.py.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 
-from specdec_kernels.random import REPLAY, gumbel, words
+from specdec_fast.retrieval.tree_growth import (
+    Continuation,
+    Grown,
+    Noise,
+    check_tokens,
+    depth_limit,
+    grow,
+    unseen_weight,
+)
 
-Grown = tuple[list[int], list[int], float, int]
-Continuation = tuple[int, float, Any]
-Noise = tuple[int, int]
-COUNTED = 64  # suffix links that one more occurrence is counted along
-LOOKED = 128  # continuations of one context of an automaton that growth looks at
-
-
-def unseen(kinds: int, match: int) -> float:
-    """The weight of what was never seen behind a match: one part for every other token that was seen, less the longer
-    the match is (Witten and Bell 1991, method C, over the square of the length).
-    """
-    return kinds / match**2
-
-
-def run_race(noise: Noise, depth: int, rest: float, found: Sequence[Continuation]) -> list[Continuation]:
-    """The chance of each continuation to be the one, in place of its weight: with z = log(weight) + noise it is a share
-    of exp(z) among the siblings (how far to trust the weights), times the chance exp(-rest / exp(z)) that nothing of
-    the weight `rest`, whose tokens are not known, comes out higher.
-    """
-    ids = torch.tensor([token for token, _, _ in found], dtype=torch.int64)
-    drawn = gumbel(words(noise[0], noise[1] + depth, 0, REPLAY, ids)).tolist()
-    raised = [weight * math.exp(own) for (_, weight, _), own in zip(found, drawn)]
-    total = sum(raised)
-    won = [own / total * math.exp(-rest / own) if own > 0 else 0.0 for own in raised]
-    return [(token, own, place) for own, (token, _, place) in zip(won, found)]
-
-
-def grow(
-    start: Any,
-    depth: int,
-    nodes: int,
-    min_probability: float,
-    children: Callable[[Any], tuple[Sequence[Continuation], float]],
-    match: int,
-    noise: Noise | None = None,
-    base: int = 0,
-) -> Grown:
-    """Best-first growth from weights. children(place): (token, weight, place) of every continuation, and the weight of
-    those that cannot be listed, which counts in a race alone. noise: seed and position of the root.
-
-    The likeliest path first; ties go to the elder parent, then to the lower token. A path's probability is the product
-    of its tokens' shares among their siblings, or, where `base` is given and there is no race, the path's own weight as
-    a share of that.
-    """
-    tokens: list[int] = []
-    parents: list[int] = []
-    expected = 0.0
-    heap: list[tuple[float, int, int, int, Any]] = []
-
-    def push(place: Any, probability: float, node: int, below: int) -> None:
-        if below >= depth:
-            return
-        found, rest = children(place)
-        total: float = base or sum(weight for _, weight, _ in found)
-        above = 1.0 if base else probability
-        if noise is not None and found:
-            found, total, above = run_race(noise, below + 1, rest, found), 1.0, probability
-        for token, weight, child in found:
-            own = above * weight / total
-            if own >= min_probability:
-                heapq.heappush(heap, (-own, node, token, below + 1, child))
-
-    push(start, 1.0, 0, 0)
-    while heap and len(tokens) < nodes:
-        negative, parent, token, below, place = heapq.heappop(heap)
-        tokens.append(token)
-        parents.append(parent)
-        expected -= negative
-        push(place, -negative, len(tokens), below)
-    return tokens, parents, expected, match
-
-
-def depth_of(nodes: int, factor: float, match: int) -> int:
-    return min(nodes, max(1, int(min(nodes, factor * match))))
-
-
-def check(tokens: Sequence[int]) -> Sequence[int]:
-    for token in tokens:
-        if not 0 <= token < 2**31:
-            raise ValueError(f"suffix: got token {token}; expected 0 to 2**31 - 1")
-    return tokens
+COUNTED = 64  # suffix links along which an occurrence is counted
+LOOKED = 128  # continuations of one context that growth of an automaton considers
 
 
 class Automaton:
@@ -115,7 +42,8 @@ class Automaton:
         return len(self._length) - 1
 
     def extend(self, tokens: Sequence[int]) -> None:
-        for token in check(tokens):
+        """Appends tokens to the text."""
+        for token in check_tokens(tokens):
             self._append(token)
 
     def _append(self, token: int) -> None:
@@ -127,13 +55,13 @@ class Automaton:
             state = link[state]
         up, left = state, COUNTED
         while up >= 0 and left:
-            edges[up][token] = edges[up].pop(token)  # seen again
+            edges[up][token] = edges[up].pop(token)  # now the newest
             up, left = link[up], left - 1
         if state >= 0:
             following = edges[state][token]
             if length[following] == length[state] + 1:
                 link[added] = following
-            else:  # its shorter strings now end at more places than its longest: they get a state of their own
+            else:  # its shorter strings now end at more places than its longest one, so they get a state of their own
                 clone = self._add(length[state] + 1, link[following], self._count[following], dict(edges[following]))
                 while state >= 0 and edges[state].get(token) == following:
                     edges[state][token] = clone
@@ -145,20 +73,22 @@ class Automaton:
             up, left = link[up], left - 1
 
     def __len__(self) -> int:
+        """Tokens of the text."""
         return self._length[self._last]
 
     @property
     def states(self) -> int:
+        """Number of states."""
         return len(self._length)
 
     def match(self) -> int:
-        """Length of the longest suffix of the text that occurred in it before (the two may overlap)."""
+        """Returns the length of the longest suffix of the text that occurred before; the two may overlap."""
         return self._length[self._link[self._last]] if self._last else 0
 
     def count(self, tokens: Sequence[int]) -> int:
-        """How often a string occurs: exact below COUNTED suffix links, else at least this."""
+        """Returns how often a string occurs: exact below COUNTED suffix links, else a lower bound."""
         state = 0
-        for token in check(tokens):
+        for token in check_tokens(tokens):
             if token not in self._edges[state]:
                 return 0
             state = self._edges[state][token]
@@ -167,7 +97,7 @@ class Automaton:
     def grow(
         self, nodes: int, min_match: int, factor: float, min_probability: float, noise: Noise | None = None
     ) -> Grown:
-        """Continuations of that suffix: of those of any context the LOOKED that were added or seen again last."""
+        """Grows a tree of the continuations of `match()`, from the LOOKED most recent ones of each context."""
         match = self.match()
         if match == 0 or match < min_match:
             return [], [], 0.0, match
@@ -175,14 +105,14 @@ class Automaton:
         def children(state: int) -> tuple[list[Continuation], float]:
             edges = islice(reversed(self._edges[state].items()), LOOKED)
             found: list[Continuation] = [(token, self._count[target], target) for token, target in edges]
-            return found, unseen(len(found), match)
+            return found, unseen_weight(len(found), match)
 
-        depth = depth_of(nodes, factor, match)
+        depth = depth_limit(nodes, factor, match)
         return grow(self._link[self._last], depth, nodes, min_probability, children, match, noise)
 
 
 class CountedTree:
-    """Counted tree of all strings of at most `depth` tokens in a set of texts that come and go."""
+    """Counted tree of all strings of at most `depth` tokens in a changing set of texts."""
 
     def __init__(self, depth: int) -> None:
         self._depth, self._next, self._size = depth, 0, 0
@@ -191,7 +121,7 @@ class CountedTree:
 
     def add(self, tokens: Sequence[int]) -> int:
         """Adds a text and returns its id."""
-        text = list(check(tokens))
+        text = list(check_tokens(tokens))
         for start in range(len(text)):
             node = self._root
             for token in text[start : start + self._depth]:
@@ -203,7 +133,7 @@ class CountedTree:
         return self._next - 1
 
     def remove(self, text_id: int) -> bool:
-        """Takes a text out again, as if it had never been there. False for an id that is not there."""
+        """Removes a text and its counts. Returns False for an unknown id."""
         text = self._texts.pop(text_id, None)
         if text is None:
             return False
@@ -230,7 +160,7 @@ class CountedTree:
         return node
 
     def count(self, tokens: Sequence[int]) -> int:
-        node = self._find(check(tokens))
+        node = self._find(check_tokens(tokens))
         return self._size if node is self._root else 0 if node is None else int(node[0])
 
     def grow(
@@ -243,8 +173,8 @@ class CountedTree:
         min_probability: float,
         noise: Noise | None = None,
     ) -> Grown:
-        """Continuations of the longest suffix of a context that is there, of at most max_match tokens."""
-        check(context)
+        """Grows a tree of the continuations of the context's longest suffix in the tree, up to max_match tokens."""
+        check_tokens(context)
         for match in range(min(max_match, len(context), self._depth - 1), -1, -1):
             node = self._find(context[len(context) - match :])
             if node is not None:
@@ -254,20 +184,24 @@ class CountedTree:
 
         def children(place: Any) -> tuple[list[Continuation], float]:
             found = [(token, child[0], child) for token, child in place[1].items()]
-            return found, unseen(len(found), match)
+            return found, unseen_weight(len(found), match)
 
-        return grow(node, depth_of(nodes, factor, match), nodes, min_probability, children, match, noise)
+        return grow(node, depth_limit(nodes, factor, match), nodes, min_probability, children, match, noise)
 
 
 class Successors:
-    """What the target showed behind each token when it was last scored: its likeliest next tokens."""
+    """The likeliest next tokens that the target showed for each token when it was last scored."""
 
     def __init__(self) -> None:
         self._seen: dict[int, list[tuple[int, float]]] = {}
 
     def learn(self, tokens: Any, following: Any, values: Any) -> None:
-        """Of nodes with these tokens [M], the next tokens [M, k], likeliest first, -1 padded, and their
-        log-probabilities; of equal tokens the last node counts.
+        """Stores next tokens; of equal tokens the last node counts.
+
+        Args:
+            tokens: Tokens of M nodes.
+            following: Their next tokens, likeliest first and padded with -1, [M, k].
+            values: Log-probabilities of these, [M, k].
         """
         if len(following) != len(tokens) or np.shape(following) != np.shape(values):
             raise ValueError("successors: expected as many next tokens and log-probabilities for every token")
@@ -278,7 +212,7 @@ class Successors:
         return sum(map(bool, self._seen.values()))
 
     def after(self, token: int) -> list[tuple[int, float]]:
-        """(next token, log-probability), the likeliest first; nothing for a token that was not seen."""
+        """Returns (next token, log-probability) of a token, likeliest first; empty for unseen tokens."""
         return self._seen.get(token, [])
 
     def grow(
@@ -293,17 +227,18 @@ class Successors:
         min_p: float,
         noise: Noise | None = None,
     ) -> Grown:
-        """Trees by these distributions at a temperature, of what top-k, top-p and min-p leave of them (0, 1 and 0:
-        all).
+        """Grows a tree by these distributions, at a temperature and after top-k, top-p and min-p.
+
+        0, 1.0 and 0.0 switch these filters off.
         """
 
         def children(token: int) -> tuple[list[Continuation], float]:
             following = self.after(token)
             if not following:
                 return [], 0.0
-            top = following[0][1]  # weights are relative to the likeliest: they never underflow to 0 for all
+            top = following[0][1]  # weights relative to the likeliest token never all underflow
             found = [(own, math.exp(inv_t * (value - top)), own) for own, value in following]
-            # each token that is not listed is at most as likely as the last that is
+            # no unlisted token is likelier than the last listed one
             rest = max(1 - sum(math.exp(value) for _, value in following), 0.0)
             rest *= math.exp((inv_t - 1) * following[-1][1] - inv_t * top)
             total, kept, reached = sum(weight for _, weight, _ in found) + rest, 0, 0.0
@@ -317,7 +252,7 @@ class Successors:
 
 
 class Array:
-    """A token stream with its suffix array: numpy arrays, tokens from `separator` on end a document."""
+    """A token stream with its suffix array, both numpy arrays. Tokens from `separator` on end a document."""
 
     def __init__(self, tokens: Any, suffixes: Any, separator: int) -> None:
         if len(tokens) != len(suffixes):
@@ -325,13 +260,14 @@ class Array:
         self.tokens, self.suffixes, self.separator = np.asarray(tokens), np.asarray(suffixes), separator
 
     def position(self, rank: int) -> int:
+        """Returns the position of the suffix at a rank. Raises IndexError if the array is damaged."""
         at = int(self.suffixes[rank])
         if not 0 <= at < len(self.tokens):
             raise IndexError("suffix array")
         return at
 
     def token(self, at: int) -> int:
-        """Token at a position, or -1 at the end of a document."""
+        """Returns the token at a position, or -1 at the end of a document."""
         found = int(self.tokens[at]) if at < len(self.tokens) else self.separator
         return found if found < self.separator else -1
 
@@ -349,7 +285,7 @@ class Array:
         return low
 
     def range(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """[low, high) of the suffixes that start with a string of tokens."""
+        """Returns the ranks [low, high) of the suffixes that start with a string of tokens."""
         wanted = [float(token) for token in tokens]
         return self._bound(wanted, False), self._bound(wanted, True)
 
@@ -365,7 +301,7 @@ def look_up(
     min_probability: float,
     noise: Noise | None = None,
 ) -> Grown:
-    """Continuations of the longest suffix of a context that any of the arrays has, counted over all of them."""
+    """Grows a tree of the continuations of the context's longest suffix in any array, counted over all arrays."""
     for match in range(min(max_match, len(context)), min_match - 1, -1):
         ranges = [array.range(context[len(context) - match :]) for array in arrays]
         if any(high > low for low, high in ranges):
@@ -386,6 +322,6 @@ def look_up(
                 by_token.setdefault(token, []).append((array, at))
         ordered = sorted(by_token.items())
         listed: list[Continuation] = [(token, len(own), (below + 1, own)) for token, own in ordered]
-        return listed, unseen(len(listed), match)
+        return listed, unseen_weight(len(listed), match)
 
     return grow((match, found), min(depth, nodes), nodes, min_probability, children, match, noise, len(found))

@@ -1,4 +1,4 @@
-"""Texts of finished requests, counted in one tree and forgotten in order of age; saved to and loaded from a file.
+"""Texts of finished requests, counted in one tree and dropped in order of age. They can be saved and loaded.
 
 Tests: tests/retrieval/test_text_memory.py.
 """
@@ -19,9 +19,14 @@ KIND = "suffix"
 
 
 class TextMemory:
-    """At most `max_tokens` tokens of the newest texts. depth: longest string that is counted.
+    """The newest texts, in a counted tree.
 
-    Raises ValueError for a depth or a size that can hold nothing.
+    Args:
+        max_tokens: Capacity in tokens. The oldest texts are dropped first.
+        depth: Longest string that is counted.
+
+    Raises:
+        ValueError: If a size is too small.
     """
 
     def __init__(self, max_tokens: int, depth: int = 48) -> None:
@@ -34,16 +39,16 @@ class TextMemory:
         self._texts: deque[tuple[int, list[int]]] = deque()
 
     def __len__(self) -> int:
-        """Tokens that are held."""
+        """Stored tokens."""
         return len(self._tree)
 
     @property
     def texts(self) -> list[list[int]]:
-        """The texts that are held, the oldest first."""
+        """The stored texts, the oldest first."""
         return [text for _, text in self._texts]
 
     def add(self, text: Sequence[int]) -> None:
-        """Remember a text, or its end where it is longer than the memory; the oldest ones make room."""
+        """Stores a text, or its end if it exceeds the capacity. The oldest texts make way."""
         kept = list(text[-self.max_tokens :])
         if not kept:
             return
@@ -61,22 +66,42 @@ class TextMemory:
         min_probability: float,
         noise: tuple[int, int] | None = None,
     ) -> Grown:
-        """Continuations of the longest suffix of a context, of at most max_match tokens (see stores/suffix.py)."""
+        """Grows a tree of the continuations of a context's longest suffix that is stored (see suffix_index.py).
+
+        Args:
+            context: Newest tokens.
+            nodes: Most nodes.
+            max_match: Longest suffix.
+            min_match: Shortest suffix.
+            factor: Depth limit as a multiple of the match.
+            min_probability: Paths with a smaller probability are dropped.
+            noise: Seed and position of the root.
+
+        Returns:
+            Tokens, parents, sum of probabilities, and length of the match.
+        """
         how = (max_match, nodes, min_match, factor, min_probability, noise)
         found: Grown = self._tree.grow(context[-max_match:], *how)
         return found
 
     def save(self, path: str | Path, vocabulary: str = "") -> None:
-        """Write the texts to a file. vocabulary: fingerprint of their tokenizer."""
+        """Writes the texts to a file, with the fingerprint of their tokenizer."""
         lengths = np.array([len(text) for text in self.texts], dtype=np.int64)
         tokens = np.array([token for text in self.texts for token in text], dtype=np.uint32)
         header = {"vocabulary": vocabulary, "texts": len(lengths), "tokens": len(tokens)}
         file_format.write(path, KIND, header, {"lengths": lengths, "tokens": tokens})
 
     def load(self, path: str | Path, vocabulary: str = "", vocab_size: int | None = None) -> None:
-        """Add the texts of a file, oldest first.
+        """Adds the texts of a file, the oldest first.
 
-        Raises ValueError for a file that is damaged, of another kind, or of another tokenizer; OSError without one.
+        Args:
+            path: The file.
+            vocabulary: Expected fingerprint of the tokenizer. "": any.
+            vocab_size: Expected vocabulary. None: any.
+
+        Raises:
+            ValueError: If the file is damaged, of another kind, or of another tokenizer.
+            OSError: If it cannot be opened.
         """
         header, arrays = file_format.read(path, KIND)
         file_format.verify(path, header, arrays)

@@ -1,4 +1,4 @@
-"""What a vocabulary is known by: its size, and a fingerprint that says which tokenizer a file of tokens belongs to.
+"""Identity of a vocabulary: its size, and a fingerprint that ties a file of tokens to a tokenizer.
 
 Tests: tests/test_load_tokenizer.py, tests/retrieval/test_text_memory.py.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Hash of a tokenizer's tokens and their ids; "" without a tokenizer."""
+    """Returns a hash of a tokenizer's tokens and ids; "" without a tokenizer."""
     if tokenizer is None:
         return ""
     pairs = sorted(tokenizer.get_vocab().items())
@@ -19,14 +19,14 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def vocabulary_size(tokenizer: Any) -> int:
-    """The largest id of a tokenizer + 1 (ids may have gaps); its length, where it does not list its tokens."""
+    """Returns the largest id of a tokenizer + 1, since ids may have gaps; its length if it does not list tokens."""
     if not hasattr(tokenizer, "get_vocab"):
         return len(tokenizer)
     return int(max(tokenizer.get_vocab().values(), default=-1)) + 1
 
 
 def refuse_other_vocabulary(path: object, theirs: str, ours: str) -> None:
-    """Raise ValueError where a file was written with another tokenizer (unless one of the two is unknown)."""
+    """Checks that a file was written with this tokenizer, unless one of the two is unknown. Raises ValueError."""
     if theirs and ours and theirs != ours:
         raise ValueError(
             f"{path}: its tokens are those of another tokenizer (fingerprint {theirs[:8]}; expected the target's, "

@@ -23,7 +23,7 @@ from specdec_fast.targets.layer_skipping import LayerSkipping
 from specdec_fast.targets.linear_layers import align_logits, store_by_input
 from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
 from specdec_fast.targets.skipped_layers import SkippedLayers
-from specdec_fast.targets.torch_compile import compiled
+from specdec_fast.targets.torch_compile import compile_forward
 from specdec_kernels import TreePlan
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class HuggingFaceTarget:
                 f"fused_forward: got True, but {self.why_not_fused}; leave it out (compile=True serves every model)"
             )
         if self.why_not_fused is not None and compile:
-            self._logits = compiled(self._plain_logits)
+            self._logits = compile_forward(self._plain_logits)
 
     def _probe_layers(self) -> list[LayerShape]:
         """Shapes of keys and values by layer, from a dry run. Raises UnsupportedModelError."""
@@ -295,7 +295,7 @@ class HuggingFaceTarget:
         if not self._compile or self._logits is self._plain_logits:  # passes with skipped layers are not compiled
             return self._plain_logits
         if aux_hidden_states not in self._compiled_with_states:
-            self._compiled_with_states[aux_hidden_states] = compiled(self._plain_logits)
+            self._compiled_with_states[aux_hidden_states] = compile_forward(self._plain_logits)
         return self._compiled_with_states[aux_hidden_states]
 
     def _hook_hidden_state(self, name: str) -> Any:

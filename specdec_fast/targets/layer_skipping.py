@@ -1,8 +1,8 @@
-"""Runs a transformers model without some of its attention and MLP sub-blocks (Zhang et al. 2023, section 3.1).
+"""Runs a transformers model without some of its attention and MLP sub-blocks.
 
-A sub-block that is left out adds nothing to the residual stream, and its norm is left out with it where that feeds
-nobody else; a layer without both is not called at all. What feeds what is seen in one pass, so no architecture is named
-here. Tests: tests/targets/test_layer_skipping.py.
+A skipped sub-block adds nothing to the residual stream. Its norm is skipped too if it feeds only this sub-block. A
+layer without both is not called. The data flow is observed in one pass, so no architecture is named here.
+Source: Zhang et al. 2023 (Draft & Verify), section 3.1. Tests: tests/targets/test_layer_skipping.py.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer and how its parts are replaced: pairs of a module and its forward."""
+    """The replacements of one layer: pairs of a module and its forward, for the whole layer and for its sub-blocks."""
 
-    whole: list[tuple[torch.nn.Module, Forward]]
+    full: list[tuple[torch.nn.Module, Forward]]
     attention: list[tuple[torch.nn.Module, Forward]]
     mlp: list[tuple[torch.nn.Module, Forward]] | None
 
 
 class LayerSkipping:
-    """The sub-blocks of a model whose attention is that of a target.
+    """The sub-blocks of a target's model.
 
-    Raises ValueError where a layer's attention cannot be told from the rest.
+    Args:
+        model: The model, with the target's attention function.
+        layers: Its decoder layers.
+
+    Raises:
+        ValueError: If a layer's attention cannot be separated from the rest.
     """
 
     def __init__(self, model: Any, layers: Sequence[torch.nn.Module]) -> None:
@@ -55,35 +60,40 @@ class LayerSkipping:
             for hook in hooks:
                 hook.remove()
         seen = {module: (entering, output) for module, entering, output in calls}
-        self._layers = [self._look(index, layer, probe.modules[index], seen) for index, layer in enumerate(layers)]
+        self._layers = [
+            self._analyse_layer(index, layer, probe.modules[index], seen) for index, layer in enumerate(layers)
+        ]
         self._patches: dict[SkippedLayers, list[tuple[torch.nn.Module, Forward]]] = {}
 
-    def _look(self, index: int, layer: torch.nn.Module, inner: Any, seen: dict[torch.nn.Module, Any]) -> _Layer:
+    def _analyse_layer(
+        self, index: int, layer: torch.nn.Module, inner: Any, seen: dict[torch.nn.Module, Any]
+    ) -> _Layer:
+        """Finds the sub-blocks of a layer in the recorded calls. Raises ValueError."""
         children = [child for child in layer.children() if child in seen]
         holders = [child for child in children if any(module is inner for module in child.modules())]
         if layer not in seen or not holders:
             raise ValueError(
-                f"{self._name}: the attention of layer {index} is no part of its own; expected a layer that calls an "
-                "attention module"
+                f"{self._name}: the attention of layer {index} is not a separate module; expected a layer that "
+                "calls an attention module"
             )
-        weighty = [
+        with_weights = [
             child
             for child in children
             if child is not holders[0] and any(parameter.dim() > 1 for parameter in child.parameters())
         ]
         return _Layer(
-            [(layer, _passing(seen[layer][1]))],
-            _without(holders[0], children, seen),
-            _without(weighty[0], children, seen) if len(weighty) == 1 else None,
+            [(layer, _identity_forward(seen[layer][1]))],
+            _skip_patches(holders[0], children, seen),
+            _skip_patches(with_weights[0], children, seen) if len(with_weights) == 1 else None,
         )
 
     @contextmanager
     def skipping(self, skip: SkippedLayers) -> Iterator[None]:
-        """While entered, forward passes leave these sub-blocks out. Raises ValueError for what cannot be."""
+        """Skips sub-blocks in all passes inside the context. Raises ValueError if one cannot be skipped."""
         patches = self._patches.get(skip)
         if patches is None:
-            patches = self._patches[skip] = self._collect(skip)
-        before = [module.__dict__.get("forward") for module, _ in patches]  # somebody may have given one to a module
+            patches = self._patches[skip] = self._collect_patches(skip)
+        before = [module.__dict__.get("forward") for module, _ in patches]  # a module may have a forward of its own
         try:
             for module, forward in patches:
                 module.__dict__["forward"] = forward  # shadows the class's; the module's own setattr is slow
@@ -95,19 +105,20 @@ class LayerSkipping:
                 else:
                     module.__dict__["forward"] = own
 
-    def _collect(self, skip: SkippedLayers) -> list[tuple[torch.nn.Module, Forward]]:
+    def _collect_patches(self, skip: SkippedLayers) -> list[tuple[torch.nn.Module, Forward]]:
+        """The replacements for a choice of sub-blocks. Raises ValueError."""
         skip.check(len(self._layers))
         found = []
         for index, layer in enumerate(self._layers):
             without_attention, without_mlp = index in skip.attention, index in skip.mlp
             if without_attention and without_mlp:
-                found += layer.whole
+                found += layer.full
             elif without_attention:
                 found += layer.attention
             elif without_mlp:
                 if layer.mlp is None:
                     raise ValueError(
-                        f"{self._name}: the MLP of layer {index} is no part of its own and cannot be skipped alone; "
+                        f"{self._name}: the MLP of layer {index} is not a separate module and cannot be skipped alone; "
                         "skip attention or whole layers"
                     )
                 found += layer.mlp
@@ -115,34 +126,35 @@ class LayerSkipping:
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The hidden states among a module's arguments."""
     return args[0] if args else kwargs.get("hidden_states")
 
 
-def _wrapped(like: Any) -> Callable[[Tensor], Any]:
-    """Puts a tensor where a module's output has it."""
+def _wrap_output(like: Any) -> Callable[[Tensor], Any]:
+    """Builds a function that returns a tensor in the form of a module's output."""
     rest = (None,) * (len(like) - 1) if isinstance(like, tuple) else None
     return (lambda hidden: hidden) if rest is None else (lambda hidden: (hidden, *rest))
 
 
-def _passing(like: Any) -> Forward:
-    """A forward that hands the hidden states on."""
-    wrapped = _wrapped(like)
+def _identity_forward(like: Any) -> Forward:
+    """A forward that returns the hidden states unchanged."""
+    wrapped = _wrap_output(like)
     return lambda *args, **kwargs: wrapped(_hidden(args, kwargs))
 
 
-def _without(
+def _skip_patches(
     block: torch.nn.Module, children: Sequence[torch.nn.Module], seen: dict[torch.nn.Module, Any]
 ) -> list[tuple[torch.nn.Module, Forward]]:
-    """A block that adds nothing, and the norm in front of it that does nothing, where it feeds this block alone."""
+    """Replacements that skip a block, and the norm in front of it if that feeds only this block."""
     entering, output = seen[block]
-    wrapped = _wrapped(output)
+    wrapped = _wrap_output(output)
 
-    def nothing(*args: Any, **kwargs: Any) -> Any:
+    def zero_output(*args: Any, **kwargs: Any) -> Any:
         return wrapped(torch.zeros_like(_hidden(args, kwargs)))
 
-    found: list[tuple[torch.nn.Module, Forward]] = [(block, nothing)]
+    found: list[tuple[torch.nn.Module, Forward]] = [(block, zero_output)]
     feeders = [child for child in children if seen[child][1] is entering]
     fed = [child for child in children if seen[child][0] is entering]
     if len(feeders) == 1 and fed == [block]:
-        found.append((feeders[0], _passing(entering)))
+        found.append((feeders[0], _identity_forward(entering)))
     return found

@@ -1,4 +1,4 @@
-"""Linear layers: on a CPU how weights lie in memory and what multiplies them, on a GPU where rows of logits begin.
+"""Linear layers: memory layout and multiplication on a CPU, alignment of logits on a GPU.
 
 Tests: tests/targets/test_linear_layers.py, tests/launch/test_aligned_logits.py.
 """
@@ -21,47 +21,54 @@ _INSTRUCTIONS = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_i
 
 @cache
 def has_instructions(dtype: torch.dtype) -> bool:
-    """Whether torch multiplies this half precision by the processor's own instructions. Without them (AVX2) it takes
-    several times as long as `batch_invariant_linear`, and longer still where weights are stored by input.
+    """Returns whether torch multiplies in this half precision with the processor's own instructions.
+
+    Without them (AVX2), torch takes several times as long as `batch_invariant_linear`, and longer if weights are stored
+    by input.
     """
     asked = getattr(torch.ops.mkldnn, _INSTRUCTIONS[dtype], None) if dtype in _INSTRUCTIONS else None
     return asked is None or bool(asked())
 
 
-def is_ours(dtype: torch.dtype) -> bool:
-    """Whether `batch_invariant_linear` multiplies in this dtype, where it is there."""
+def uses_batch_invariant_linear(dtype: torch.dtype) -> bool:
+    """Returns whether `batch_invariant_linear` multiplies in this dtype, if it is available."""
     return dtype == torch.float32 or not has_instructions(dtype)
 
 
 class BatchInvariantLinear(torch.nn.Linear):
-    """A linear layer by `batch_invariant_linear`, so that a token gets the same bits alone and beside others: on a
-    CPU, in float32 and in half precisions that torch is slow in, where nothing is recorded for a backward pass.
-    Elsewhere it is what it was.
+    """A linear layer that uses `batch_invariant_linear`: a token gets the same bits alone and in a batch.
+
+    It serves float32 on a CPU, and half precisions in which torch is slow, outside of autograd. Otherwise it is an
+    ordinary `torch.nn.Linear`.
     """
 
     product: Callable[..., Tensor]
-    """The operator's backend itself: a pass of one token through many small layers feels every look-up on the way."""
+    """The operator's backend, called directly: look-ups cost time in passes of one token through small layers."""
 
     def forward(self, input: Tensor) -> Tensor:
-        served = input.is_cpu and input.dtype == self.weight.dtype and is_ours(input.dtype)
+        served = input.is_cpu and input.dtype == self.weight.dtype and uses_batch_invariant_linear(input.dtype)
         if served and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
             return BatchInvariantLinear.product(input, self.weight, self.bias)
         return super().forward(input)
 
 
 def store_by_input(model: torch.nn.Module) -> None:
-    """Lay the weights of all linear layers out with the outputs of one input side by side, in place. Idempotent.
+    """Stores the weights of all linear layers with the outputs of one input side by side, in place.
 
-    Values, shapes and names stay; strides become (1, outputs). A product of few rows, which is all that decoding does,
-    is then a sum of whole stored vectors: less time for few rows. A weight that is an embedding too is looked up by row
-    and stays as it is, and so does one that is no plain tensor. Layers become `RowLinear` where that is faster and the
-    compiled operator is there and wanted; where it would be, and is not, weights in half precision stay as they are.
+    Values, shapes and names stay; strides become (1, outputs). A product with few rows, as in decoding, is then a sum
+    of whole stored vectors and takes less time. Weights that are also embeddings, and tensors of other types, stay
+    unchanged. Layers become `BatchInvariantLinear` if that is faster and the compiled operator is available and
+    selected. If it would be faster but is not available, weights in half precision stay unchanged. Calling it twice is
+    harmless.
+
+    Args:
+        model: A transformers model on a CPU.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for module in model.modules():
         if type(module) is torch.nn.Linear and type(module.weight.data) is Tensor:
             dtype = module.weight.dtype
-            product = _compiled(module.weight) if is_ours(dtype) else None
+            product = _compiled(module.weight) if uses_batch_invariant_linear(dtype) else None
             slow = product is None and not has_instructions(dtype)
             if id(module.weight) not in embeddings and not slow and module.weight.stride(0) != 1:
                 module.weight.data = module.weight.data.t().contiguous().t()
@@ -71,6 +78,7 @@ def store_by_input(model: torch.nn.Module) -> None:
 
 
 def _compiled(weight: Tensor) -> Callable[..., Tensor] | None:
+    """The compiled operator, or None."""
     try:
         name, product = batch_invariant_linear.bind_backend(weight[:1], weight)
     except UnsupportedError:  # another backend is wished for everywhere

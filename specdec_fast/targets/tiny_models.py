@@ -1,7 +1,7 @@
-"""Tiny random models of many architectures: for tests, for the lab and for trying things out without a download.
+"""Tiny random models of many architectures, for tests, the lab, and trials without a download.
 
-Default initialisation gives logits with a standard deviation near 0.1, where everything is a near-tie; these models
-are scaled to about 3. Tests: tests/targets/test_tiny_models.py.
+With default initialisation, logits have a standard deviation near 0.1, and everything is a near-tie. These models are
+scaled to about 3. Tests: tests/targets/test_tiny_models.py.
 """
 
 from __future__ import annotations
@@ -53,9 +53,20 @@ def tiny_model(
     dtype: torch.dtype = torch.float32,
     **overrides: Any,
 ) -> PreTrainedModel:
-    """A random causal LM of a family in `FAMILIES`; `overrides` go to its configuration.
+    """Builds a random causal LM.
 
-    Raises ValueError for an unknown family.
+    Args:
+        family: A family of `FAMILIES`.
+        seed: Seed of the weights.
+        logit_std: Standard deviation of the logits.
+        dtype: Dtype of the model.
+        **overrides: Fields of its configuration.
+
+    Returns:
+        The model, on the CPU.
+
+    Raises:
+        ValueError: If the family is unknown.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -78,7 +89,7 @@ def tiny_model(
 
 
 def _scale_layers(model: PreTrainedModel) -> None:
-    """Give attention and MLP weights unit gain, so that context matters for the logits."""
+    """Gives attention and MLP weights unit gain, so that context affects the logits."""
     inputs_first = model.config.model_type == "gpt2"  # its Conv1D stores weights as [inputs, outputs]
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "embed" not in name and "wte" not in name and "wpe" not in name:
@@ -90,8 +101,9 @@ def _scale_layers(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _scale_logits(model: PreTrainedModel, std: float) -> None:
+    """Scales the projection to a standard deviation of the logits."""
     vocab = model.config.get_text_config().vocab_size
     probe = torch.randint(0, vocab, (2, 64))
-    for _ in range(6):  # a final softcap makes the answer non-linear: a few rounds settle it
+    for _ in range(6):  # a final softcap makes the scale non-linear, so it takes a few rounds
         head = model.get_output_embeddings().weight
         head.mul_((std / model(probe, use_cache=False).logits.std()).clamp(max=8.0))

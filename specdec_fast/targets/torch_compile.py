@@ -10,25 +10,30 @@ import torch
 
 from specdec_kernels.dispatch.torch_ops import share_attention_plans
 
-__all__ = ["compiled"]
+__all__ = ["compile_forward"]
 
 _NUMBERS = count()
-# Elements of a loop that a thread is worth starting for, by the pass that was compiled. A fourth of it, torch's own
-# grain, splits loops of a microsecond over the nodes of one row. Prompts take as long with either.
+# Elements of a loop per thread. A fourth of it, torch's default, splits loops of a microsecond over the nodes of one
+# row. Prompts take as long with either.
 _GRAIN = 2048
 
 
-def _of_arguments(guards: Sequence[Any]) -> list[bool]:
-    """Which conditions of a compiled pass are looked at before each pass: those on its arguments and on torch's modes,
-    not the hundreds on the model, which is the target's own and stays as it is."""
+def _keep_argument_guards(guards: Sequence[Any]) -> list[bool]:
+    """Keeps the guards on arguments and torch's modes. Hundreds of guards on the unchanging model are dropped."""
     return [not guard.name or guard.name.removeprefix("L['").startswith("arguments") for guard in guards]
 
 
-def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`forward` through torch.compile, for keyword arguments.
+def compile_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a forward pass with torch.compile.
 
-    The compiler keeps what it made by code object, and all models of a class share one: here every target has its own,
-    so the passes of a target and of its draft model are not told apart by conditions on the model.
+    The compiler caches by code object, which all models of a class share. Here every target has its own code object, so
+    a target and its draft model need no guards on the model.
+
+    Args:
+        forward: A function of keyword arguments.
+
+    Returns:
+        The compiled function.
     """
 
     def run(**arguments: Any) -> Any:
@@ -36,14 +41,14 @@ def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     run.__code__ = run.__code__.replace(co_name=f"forward_{next(_NUMBERS)}")
     options: dict[str, Any] = {
-        "guard_filter_fn": _of_arguments,
+        "guard_filter_fn": _keep_argument_guards,
         "cpp.min_chunk_size": _GRAIN,
-        "size_asserts": False,  # of every input and every operator's output, before every pass
+        "size_asserts": False,  # they would check every input and output in every pass
     }
     program = torch.compile(run, dynamic=None, options=options)
 
     def forward_once(**arguments: Any) -> Any:
-        with share_attention_plans():  # the layers share a plan of their attention
+        with share_attention_plans():  # layers share an attention plan
             return program(**arguments)
 
     return forward_once

@@ -19,7 +19,7 @@ from oracles.kv_recompute import holds
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
 from specdec_fast.drafters import drafter_names, make_drafter, takes_draft
 from specdec_fast.heads.checkpoint_mtp import save_mtp
-from specdec_fast.heads.mtp import mtp_head
+from specdec_fast.heads.mtp import build_mtp_head
 from specdec_fast.interfaces import Drafter
 from specdec_fast.retrieval.datastore import build
 
@@ -84,7 +84,7 @@ def made(name: str, family: str, folder: Path) -> Drafter:
     draft = (lambda: small(family)) if takes_draft(name) else None
     options = OPTIONS.get(name, lambda _: {})(folder)
     if name == "mtp" and family != "llama":  # its layer is of the target's kind
-        head = mtp_head(target(family))
+        head = build_mtp_head(target(family))
         save_mtp(folder / family, head, target(family).num_layers)
         options = {"head": str(folder / family)}
     return make_drafter(name, options, target=target(family), draft=draft)

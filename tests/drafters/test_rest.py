@@ -129,7 +129,7 @@ def test_datastores_that_do_not_fit_are_refused(write: Any, tmp_path: Path) -> N
 @pytest.fixture
 def unsampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The damage lies where opening a datastore does not look."""
-    monkeypatch.setattr("specdec_fast.retrieval.datastore.out_of_order", lambda *arrays: None)
+    monkeypatch.setattr("specdec_fast.retrieval.datastore.find_disorder", lambda *arrays: None)
 
 
 def test_a_damaged_suffix_array_is_named_not_followed(write: Any, unsampled: None) -> None:

@@ -49,7 +49,7 @@ BROKEN = [
     (lambda config, tensors: config.update(vocab_size=500), "vocab_size is 500, the target's is 96"),
     (lambda config, tensors: config.update(draft_vocab_size=7), "'draft_vocab_size' is 7, lm_head.weight has 64 rows"),
     (lambda config, tensors: config.update(num_hidden_layers=2), "'num_hidden_layers' is 2, the file has 1"),
-    (lambda config, tensors: config.update(model_type="gpt2"), "model_type 'gpt2'"),
+    (lambda config, tensors: config.update(model_type="gpt2"), "model_type: got 'gpt2'"),
     (
         lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[0, 1, 2]),
         r"inputs of layers \[0, 1",

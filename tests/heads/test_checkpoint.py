@@ -16,7 +16,7 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from specdec_fast.heads.checkpoint import fill, open_checkpoint, weight_files
+from specdec_fast.heads.checkpoint import load_tensors, open_checkpoint, weight_files
 from specdec_fast.heads.checkpoint_medusa import load_medusa, save_medusa
 from specdec_fast.heads.medusa import MedusaHeads
 
@@ -367,8 +367,8 @@ def test_a_hub_id_is_downloaded_without_what_nobody_reads(
 def test_fill_names_all_that_does_not_fit() -> None:
     module = nn.Linear(3, 2)
     with pytest.raises(ValueError, match=r"missing: bias; nothing reads: x; weight is \[3, 2\], expected \[2, 3\]"):
-        fill(module, {"weight": torch.ones(3, 2), "x": torch.ones(1)}, "y")
-    fill(module, {"weight": torch.ones(2, 3, dtype=torch.bfloat16)}, "y", optional=["bias"])
+        load_tensors(module, {"weight": torch.ones(3, 2), "x": torch.ones(1)}, "y")
+    load_tensors(module, {"weight": torch.ones(2, 3, dtype=torch.bfloat16)}, "y", optional=["bias"])
     assert module.weight.dtype == torch.float32 and bool((module.weight == 1).all())
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from specdec_fast import HuggingFaceTarget
 from specdec_fast.heads.checkpoint_mtp import LAYOUTS, load_mtp, save_mtp
-from specdec_fast.heads.mtp import mtp_head
+from specdec_fast.heads.mtp import build_mtp_head
 
 CONFIG = {**heads.LAYER, "num_hidden_layers": 2, "num_nextn_predict_layers": 1, "architectures": ["LlamaForCausalLM"]}
 
@@ -85,7 +85,7 @@ def test_the_first_of_several_modules_is_read(tmp_path: Path, target: Any) -> No
 def test_experts_one_by_one_become_one_tensor(tmp_path: Path) -> None:
     """As GLM-4.5 writes them: gate, up and down of every expert apart."""
     large = HuggingFaceTarget(models.glm(), max_rows=1, max_length=64)
-    made = mtp_head(large)
+    made = build_mtp_head(large)
     torch.manual_seed(4)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter)
@@ -114,7 +114,7 @@ def test_experts_one_by_one_become_one_tensor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_what_is_written_is_read_back(tmp_path: Path, target: Any, layout: str) -> None:
-    head = mtp_head(target, hidden_first=layout == "mimo")
+    head = build_mtp_head(target, hidden_first=layout == "mimo")
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter)
     save_mtp(tmp_path, head, 2, layout=layout)

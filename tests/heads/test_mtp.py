@@ -10,7 +10,7 @@ import torch
 from oracles import models
 
 from specdec_fast import HuggingFaceTarget
-from specdec_fast.heads.mtp import MtpHead, mtp_head
+from specdec_fast.heads.mtp import MtpHead, build_mtp_head
 
 
 def random(head: MtpHead, seed: int = 0) -> MtpHead:
@@ -33,7 +33,7 @@ def causal(count: int) -> torch.Tensor:
 @torch.no_grad()
 def test_what_goes_into_the_layer_and_comes_out_of_it(hidden_first: bool) -> None:
     """Norms and projection written out; attention and the layer's own arithmetic are transformers'."""
-    head = random(mtp_head(models.target("llama", max_rows=1), hidden_first=hidden_first))
+    head = random(build_mtp_head(models.target("llama", max_rows=1), hidden_first=hidden_first))
     embedded, features, place = torch.randn(1, 5, 64), 3 * torch.randn(1, 5, 64), torch.arange(5)[None]
 
     def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_it_computes_what_transformers_own_module_does() -> None:
     for parameter in theirs.layers.parameters():
         torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5)
     target = HuggingFaceTarget(model, max_rows=1, max_length=64)
-    head = mtp_head(target)
+    head = build_mtp_head(target)
     renamed = {"mtp_block.": "layer.", "post_norm.": "norm."}
     tensors = {}
     for key, value in theirs.layers[0].state_dict().items():
@@ -87,23 +87,23 @@ def described(kind: str, **settings: Any) -> Any:
 
 def test_latent_attention_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match=r"latent attention .deepseek_v3, kv_lora_rank 512.*expected keys and values"):
-        mtp_head(described("deepseek_v3"))
+        build_mtp_head(described("deepseek_v3"))
 
 
 def test_recurrent_layers_are_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match=r"recurrent layers .qwen3_next: linear_attention.*cannot be rolled back"):
-        mtp_head(described("qwen3_next", num_hidden_layers=4))
+        build_mtp_head(described("qwen3_next", num_hidden_layers=4))
 
 
 def test_layers_of_another_build_are_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="model_type 'gpt2'; expected decoder layers with an RMS norm"):
-        mtp_head(models.target("gpt2", max_rows=1))
+        build_mtp_head(models.target("gpt2", max_rows=1))
 
 
 def test_a_module_among_several_kinds_of_layers_takes_the_usual_one() -> None:
     """Full attention where the target alternates it with windows; experts where only the first layers have none."""
-    head = mtp_head(models.target("gemma2", max_rows=1))
+    head = build_mtp_head(models.target("gemma2", max_rows=1))
     assert head.config.layer_types == ["full_attention"] and head.config.num_hidden_layers == 1
     target = HuggingFaceTarget(models.glm(), max_rows=1, max_length=64)
-    layer: Any = mtp_head(target).layer
+    layer: Any = build_mtp_head(target).layer
     assert hasattr(layer.mlp, "experts") and not hasattr(target.layers[0].mlp, "experts")

@@ -164,10 +164,10 @@ def adapted() -> Any:
             lambda: models.own("llama", torch.bfloat16),
             "the model is torch.bfloat16 on cpu; expected torch.float32 on cpu",
         ),
-        (biased, "self_attn.q_proj is RowLinear with a bias"),
+        (biased, "self_attn.q_proj is BatchInvariantLinear with a bias"),
         (gelu, "its activation is gelu; expected silu"),
         (hooked, "model.layers.0 has forward hooks"),
-        (adapted, "mlp.down_proj is Adapter; expected RowLinear"),
+        (adapted, "mlp.down_proj is Adapter; expected BatchInvariantLinear"),
     ],
 )
 def test_what_keeps_a_model_from_whole_passes(make: Any, words: str) -> None:
@@ -198,10 +198,10 @@ def test_a_forward_of_its_own_is_told() -> None:
     assert "model.layers.0.mlp has a forward of its own" in str(target.why_not_fused)
 
 
-def test_another_backend_can_be_wished_for() -> None:
+def test_another_backend_can_be_selected() -> None:
     with use_backend("reference"):
         target = models.target("llama", fused_forward=None)
-    assert "q_proj is Linear; expected RowLinear" in str(target.why_not_fused)
+    assert "q_proj is Linear; expected BatchInvariantLinear" in str(target.why_not_fused)
 
 
 def test_drafts_run_whole_where_they_can_and_targets_where_asked(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_small_draft_of_half_precision_is_loaded_in_float32(dtype: str, monkey
         return drafter.model
 
     small = drafted("demo-draft")
-    assert small.dtype == torch.float32 and small.whole is not None
+    assert small.dtype == torch.float32 and small.fused_forward is not None
     exact = load_model("demo-draft", dtype)
     for one, other in zip(small.model.parameters(), exact.parameters(), strict=True):
         assert torch.equal(one, other.float())
@@ -239,7 +239,7 @@ def test_a_small_draft_of_half_precision_is_loaded_in_float32(dtype: str, monkey
 
 
 @pytest.mark.parametrize(
-    ("rule", "drafter"), [("rejection", "draft_model"), ("block", "draft_model"), ("tree", "draft_tree")]
+    ("rule", "drafter"), [("rejection", "draft_model"), ("block", "draft_model"), ("recursive_rejection", "draft_tree")]
 )
 def test_a_draft_of_another_dtype_than_its_target_serves_every_rule(rule: str, drafter: str) -> None:
     engine = load("demo-target", "demo-draft", dtype="bfloat16", drafter=drafter, rule=rule, max_length=128)

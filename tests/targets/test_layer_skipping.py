@@ -119,7 +119,7 @@ def test_layers_that_are_not_there_and_sub_blocks_that_are_no_module() -> None:
     target = HuggingFaceTarget(OPTForCausalLM(config), max_rows=1)
     with target.skip_layers(SkippedLayers((1,), ())):
         logits(target, [1, 2, 3])
-    with pytest.raises(ValueError, match="the MLP of layer 1 is no part of its own and cannot be skipped alone"):
+    with pytest.raises(ValueError, match="the MLP of layer 1 is not a separate module and cannot be skipped alone"):
         with target.skip_layers(SkippedLayers((), (1,))):
             pass
     with target.skip_layers(SkippedLayers((1,), (1,))):
