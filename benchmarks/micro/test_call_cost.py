@@ -27,7 +27,7 @@ from oracles.recorded_calls import calls_of
 
 from specdec_kernels import OPS, use_backend
 from specdec_kernels.dispatch import argument_checks, extension
-from specdec_kernels.dispatch.torch_ops import _launch
+from specdec_kernels.dispatch.torch_ops import _find_launch
 from specdec_kernels.testing.agreement import make_sample
 from specdec_kernels.testing.samples import Sizes
 from specdec_kernels.triton_shared import triton_backend
@@ -88,7 +88,7 @@ def test_python_of_a_launch(name: str, benchmark: Any, monkeypatch: pytest.Monke
     torch.set_num_threads(1)
     monkeypatch.setattr(JITFunction, "__getitem__", lambda self, grid: lambda *args, **kwargs: None)
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
-    call, launch = make_sample(name, SMALL), _launch(LAUNCHES.get(name, name))
+    call, launch = make_sample(name, SMALL), _find_launch(LAUNCHES.get(name, name))
 
     def ours() -> Any:
         return launch(*call.arguments, **call.options)
