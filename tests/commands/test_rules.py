@@ -14,7 +14,7 @@ FEW = ["--max-new-tokens", "12", "--seed", "7", "--temperature", "0.9"]
     ("drafter", "temperature", "rule", "why"),
     [
         ("ngram", "0.9", "replay", "the drafter chooses"),
-        ("draft_model", "0.9", "block", "the drafter draws"),
+        ("draft_model", "0.9", "block", "the drafter samples"),
         ("draft_model", "0", "greedy", "at temperature 0"),
     ],
 )
