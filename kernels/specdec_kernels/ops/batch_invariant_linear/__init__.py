@@ -1,4 +1,4 @@
-"""Linear layers whose rows do not depend on each other's company. See `batch_invariant_linear` for the contract."""
+"""batch_invariant_linear: a linear layer whose rows have the same bits in every batch."""
 
 from __future__ import annotations
 

@@ -11,17 +11,17 @@ _batch_invariant_linear = torch.ops.specdec.batch_invariant_linear.default
 
 
 def batch_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if torch.compiler.is_compiling():  # nothing is caught in a graph
-        return _traced(x, weight, bias)
+    if torch.compiler.is_compiling():  # a graph catches no exceptions
+        return _call_traced(x, weight, bias)
     try:
         out: Tensor = _batch_invariant_linear(x, weight, bias)
     except (RuntimeError, ValueError):
-        check(x, weight, bias)  # raises with a remedy
+        check(x, weight, bias)  # raises with a message that says what to do
         out = _batch_invariant_linear(x.contiguous(), weight, None if bias is None else bias.contiguous())
     return out
 
 
-def _traced(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _call_traced(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     plain = weight if 1 in weight.stride() else weight.contiguous()
     out: Tensor = _batch_invariant_linear(x.contiguous(), plain, None if bias is None else bias.contiguous())
     return out

@@ -1,4 +1,4 @@
-"""A linear layer row by row, in plain PyTorch."""
+"""Plain PyTorch definition of batch_invariant_linear: a linear layer row by row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...dispatch import argument_checks
 
 
 def check(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Raises ValueError unless shapes and dtypes of `batch_invariant_linear` fit together."""
+    """Raises ValueError if shapes or dtypes do not fit."""
     if not isinstance(x, Tensor) or x.ndim < 1 or x.dtype not in argument_checks.FLOAT_DTYPES:
         got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"batch_invariant_linear: x is {got}; expected a float tensor [..., K]; convert it with .to()")
@@ -21,17 +21,23 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
 
 
 def batch_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, where a row of the result has the same bits whatever rows stand beside it.
+    """Computes x @ weight.T + bias so that a row of the result has the same bits whatever rows are beside it.
 
-    Matrix libraries add in another order for another number of rows, so the logits of a token depend, in the last
-    places, on how many tokens are scored with it. Here the order of a sum follows from K and the strides of `weight`
-    alone (products of half formats are added in float32 and rounded once).
+    Matrix libraries add in another order for another number of rows, so the last bits of a token's logits depend on the
+    number of tokens that are scored together. Here the order of a sum follows from K and the strides of `weight` alone.
+    Products of half formats are added in float32 and rounded once.
 
-    x: [..., K], float32, bfloat16, float16 or float64; weight: [N, K] of the same dtype, in any layout; the C++ backend
-    wants stride 1 in one of its two dimensions and is fastest for few rows where that is the first (the outputs of one
-    input side by side); bias: [N] or None.
+    Args:
+        x: Inputs, [..., K], float32, bfloat16, float16 or float64.
+        weight: [N, K] of the same dtype in any layout. The C++ backend takes stride 1 in one of its two dimensions, and
+            is fastest for few rows if that is the first (stored by input).
+        bias: [N] of the same dtype, or None.
 
-    Returns: [..., N]. Raises: ValueError for shapes and dtypes that do not fit.
+    Returns:
+        [..., N].
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit.
     """
     check(x, weight, bias)
     rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])

@@ -1,4 +1,4 @@
-"""Chains of tokens drafted by a Llama-like decoder. See `draft_chain` for the contract."""
+"""draft_chain: chains of tokens drafted by a Llama-like decoder in one call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _load_cpu() -> Callable[..., Any]:
     return draft_chain
 
 
-# in no graph, as fused_forward
+# not in graphs, as fused_forward
 _CPU = replace(cpu_backend(_load_cpu, why_not_decoder, op="draft_chain"), graph_devices={})
 draft_chain = Op("draft_chain", _reference, [_CPU], key=decoder_key)
 

@@ -1,4 +1,4 @@
-"""C++ backend of draft_chain: one call, whatever the number of passes."""
+"""C++ backend of draft_chain: one call for all passes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _draft_chain_dists = torch.ops.specdec.draft_chain_dists.default
 
 @lru_cache(maxsize=512)
 def _counts(drafts: tuple[int, ...]) -> tuple[Tensor, int, int]:
-    """Remembered, since most steps draft the same; read only."""
-    counts = tuple(map(int, drafts))  # 1.0 is the same key
+    """Returns counts as a tensor, their maximum and their sum. Cached, because most steps draft the same; read only."""
+    counts = tuple(map(int, drafts))  # 1.0 has the same key
     with torch.inference_mode(False):
         return torch.tensor(counts, dtype=torch.int32, device="cpu"), max(counts), sum(counts)
 
@@ -40,6 +40,6 @@ def draft_chain(
         found = _draft_chain_dists(*where, *asked, first_draw, depth, total, vocab_size, every, *numbers[1:])
         return found if vocab_size == every else (found[0], found[1][:, :vocab_size], *found[2:])
     except (RuntimeError, ValueError):
-        # raises with a remedy
+        # raises with a message that says what to do
         check(decoder, tokens, offsets, drafts, rows, page_table, lengths, *asked, vocab_size, first_draw)
         raise

@@ -1,4 +1,4 @@
-"""Chains of tokens that a decoder drafts, in plain PyTorch: pass, pick, pass, pick."""
+"""Plain PyTorch definition of draft_chain: alternating passes and picks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check(
     lengths: Tensor, temperature: Tensor | None, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor,
     positions: Tensor, vocab_size: int, first_draw: int | None = None,
 ) -> None:  # fmt: skip
-    """Raises ValueError for arguments of `draft_chain` that do not fit."""
+    """Raises ValueError if arguments of `draft_chain` do not fit."""
     if not isinstance(decoder, DecoderTable):
         raise ValueError(
             f"{_OP}: decoder is {type(decoder).__name__}; expected a DecoderTable; make one, once, of the weights"
@@ -75,33 +75,48 @@ def draft_chain(
     lengths: Tensor, temperature: Tensor | None, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor,
     positions: Tensor, vocab_size: int, first_draw: int | None = None,
 ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
-    """Chains that a decoder drafts behind the tokens it is fed: passes with a pick after each, all in one call.
+    """Drafts chains of tokens with a decoder: passes with a pick after each, all in one call.
 
-    The first pass is over the tokens that are fed; a token is picked behind the last of each row; the next pass is over
-    what was picked, for rows that draft more. Keys and values of all that is fed are stored; a row's last draft is not.
+    The first pass is over the fed tokens, and one token is picked after the last of each row. The next passes are over
+    what was picked, for rows that draft more. Keys and values of all fed tokens are stored; those of a row's last draft
+    are not.
 
-    decoder: weights and caches; tokens: int64 [M], offsets: int32 [B + 1], one token or more for each row; drafts: how
-    many tokens each of the B rows drafts, 1 or more; rows: int32 [B], different ones; page_table: int32 [R, P] and
-    lengths: int32 [R] of the whole cache, as of `kv_slots`, and lengths grow in place by what was stored; temperature
-    (None: zeros), top_k, top_p, min_p: [B], as of `distribution_stats`; seeds: int64 [B]; positions: int32 [B] of the
-    roots, the last tokens that are fed; vocab_size: only tokens below it are picked.
+    Args:
+        decoder: Weights and caches.
+        tokens: Fed tokens, int64 [M].
+        offsets: First fed token of each row, int32 [B + 1]; every row has at least one.
+        drafts: Draft tokens of each row, at least 1 each.
+        rows: Distinct rows of the cache, int32 [B].
+        page_table: Page table of the whole cache, int32 [R, P]; see `kv_slots`.
+        lengths: Lengths of the whole cache, int32 [R]. They grow in place by what is stored.
+        temperature: float32 [B]; None for zeros. This and the next three are as in `distribution_stats`.
+        top_k: int32 [B].
+        top_p: float32 [B].
+        min_p: float32 [B].
+        seeds: Seed of each request, int64 [B].
+        positions: Position of each root, the last fed token, int32 [B].
+        vocab_size: Only tokens below it are picked.
+        first_draw: None picks tokens as `replay_sample` does at their positions. A number picks them as `draft_sample`
+            does, at level d with index first_draw + d. Logits with NaN or +inf have no distribution; the token after
+            them is then unspecified.
 
-    first_draw: None: tokens are those of `replay_sample` at their positions; else those of `draft_sample`, the one of
-    level d with index first_draw + d. Logits with NaN or +inf have no distribution; which token follows them by the
-    noise of replay is left open.
+    Returns:
+        Draft tokens, int64 [B, max(drafts)], padded with -1. With `first_draw` also what they were sampled from, level
+        by level and row by row: logits [sum(drafts), vocab_size] and (inv_t, lse, cut, tie_id, mass) as in
+        `distribution_stats`.
 
-    Returns: int64 [B, max(drafts)], -1 behind a row's drafts. With first_draw also what was drawn from, level by level
-    and row by row: logits [sum(drafts), vocab_size] and (inv_t, lse, cut, tie_id, mass) as of `distribution_stats`.
-    Raises: ValueError for what does not fit; lengths are then as they were.
+    Raises:
+        ValueError: If arguments do not fit. Lengths are then unchanged.
 
-    Sources: chains of a draft model, Leviathan et al. 2023, algorithm 1; noise shared with the target,
-    Daliri et al. 2024.
+    Source:
+        Leviathan et al. 2023, algorithm 1, for chains of a draft model; Daliri et al. 2024 for noise shared with the
+        target.
     """
     check(
         decoder, tokens, offsets, drafts, rows, page_table, lengths, temperature, top_k, top_p, min_p, seeds, positions,
         vocab_size, first_draw,
     )  # fmt: skip
-    grown = lengths.clone()  # whatever is refused on the way
+    grown = lengths.clone()  # lengths change only if nothing raises
     depth, page = max(drafts, default=0), decoder.keys[0].shape[1]
     chosen = torch.full((rows.shape[0], depth), -1, dtype=torch.int64, device=tokens.device)
     if temperature is None:

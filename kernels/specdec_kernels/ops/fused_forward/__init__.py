@@ -1,4 +1,4 @@
-"""Whole passes of Llama-like decoders. See `fused_forward` for the contract."""
+"""fused_forward: the forward pass of a Llama-like decoder in one call."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def _load_cpu() -> Callable[..., Any]:
 
 
 def why_not_decoder(decoder: DecoderTable, *args: Any, **kwargs: Any) -> str | None:
-    """Why C++ cannot follow a decoder; None where it can."""
+    """Returns why the C++ backend cannot run a decoder, or None."""
     return decoder.obstacle if isinstance(decoder, DecoderTable) else "decoder is no DecoderTable"
 
 
 def decoder_key(decoder: DecoderTable, tokens: Tensor, *args: Any, **kwargs: Any) -> Hashable:
-    """The signature of a call that begins with a decoder and tokens."""
+    """Returns the signature of a call whose first arguments are a decoder and tokens."""
     return tokens.device.type, getattr(decoder, "obstacle", "no DecoderTable")
 
 
-# in no graph: the schema takes addresses, so nothing there would say that caches are written
+# not in graphs: the schema takes addresses and cannot declare that caches are written
 _CPU = replace(cpu_backend(_load_cpu, why_not_decoder, op="fused_forward"), graph_devices={})
 fused_forward = Op("fused_forward", _reference, [_CPU], key=decoder_key)
 

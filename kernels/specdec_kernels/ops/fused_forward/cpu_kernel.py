@@ -1,4 +1,4 @@
-"""C++ backend of fused_forward: everything between tokens and logits in one call."""
+"""C++ backend of fused_forward: one call from tokens to logits."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def fused_forward(
     try:
         logits: Tensor = _fused_forward(decoder.addresses, *where, decoder.vocab_size, decoder.eps, decoder.scale)
     except (RuntimeError, ValueError):
-        check(decoder, *where)  # raises with a remedy
+        check(decoder, *where)  # raises with a message that says what to do
         raise
     return logits

@@ -1,4 +1,4 @@
-"""A decoder's weights and caches as `fused_forward` reads them."""
+"""DecoderTable: weights and caches of a decoder as `fused_forward` reads them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ from ...dispatch import argument_checks
 
 _OP = "fused_forward"
 MATRICES = ("query", "key", "value", "out", "gate", "up", "down")
-"""Of a layer, which C++ wants stored by input."""
+"""Matrices of a layer, which the C++ backend takes stored by input."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderLayer:
-    """Weights of one layer; a matrix is [outputs, inputs] in any layout, as a linear layer has it.
+    """Weights of one layer. A matrix is [outputs, inputs] in any layout, as in a linear layer.
 
-    norm, mlp_norm: [hidden], before attention and before the multiplications; query: [heads * width, hidden]; key,
-    value: [kv_heads * width, hidden]; out: [hidden, heads * width]; gate, up: [inner, hidden]; down: [hidden, inner].
+    Attributes:
+        norm: Norm before attention, [hidden].
+        query: [heads * width, hidden].
+        key: [kv_heads * width, hidden].
+        value: [kv_heads * width, hidden].
+        out: [hidden, heads * width].
+        mlp_norm: Norm before the MLP, [hidden].
+        gate: [inner, hidden].
+        up: [inner, hidden].
+        down: [hidden, inner].
     """
 
     norm: Tensor
@@ -38,13 +46,24 @@ class DecoderLayer:
 class DecoderTable:
     """A prepared decoder for `fused_forward`: shapes are checked and addresses read once, at construction.
 
-    embedding: [V, hidden]; layers: one or more; norm: [hidden]; head: [V, hidden], may be the embedding; rotary:
-    [P, width], for every position the cosines of its width / 2 angles and then the sines; keys, values: the paged cache
-    of every layer, contiguous [pages, page_size, kv_heads, width]; eps: added to the mean square of a norm; scale: of
-    scores. All of one dtype on one device. `obstacle` says why C++ cannot compute with them (None: it can). They are
-    kept alive; whoever gives one of them other memory makes a new table.
+    All tensors have one dtype and one device, and are kept alive. Make a new table if one of them gets other memory.
 
-    Raises: ValueError for tensors that do not fit together.
+    Args:
+        embedding: [V, hidden].
+        layers: Weights of one or more layers.
+        norm: Last norm, [hidden].
+        head: [V, hidden]; may be the embedding.
+        rotary: For every position the cosines of its width / 2 angles and then the sines, [P, width].
+        keys: Paged keys of every layer, contiguous [pages, page_size, kv_heads, width].
+        values: Paged values of every layer, like `keys`.
+        eps: Added to the mean square of a norm.
+        scale: Factor of the attention scores.
+
+    Attributes:
+        obstacle: Why the C++ backend cannot run this decoder, or None.
+
+    Raises:
+        ValueError: If tensors do not fit together.
     """
 
     __slots__ = (
@@ -69,23 +88,24 @@ class DecoderTable:
         self.keys, self.values, self.eps, self.scale = tuple(keys), tuple(values), eps, scale
         self.heads = self._check()
         self.addresses = torch.tensor(self._entries(), dtype=torch.int64, device="cpu")
-        self.obstacle = self._obstacle()
+        self.obstacle = self._find_obstacle()
 
     def __reduce__(self) -> tuple[Callable[..., DecoderTable], tuple[Any, ...]]:
         parts = (self.embedding, self.layers, self.norm, self.head, self.rotary, self.keys, self.values)
-        return _made, (parts, self.eps, self.scale)  # the addresses are those of copies, too
+        return _rebuild, (parts, self.eps, self.scale)  # a copy has addresses of its own
 
     @property
     def vocab_size(self) -> int:
+        """Returns the rows of the embedding."""
         return self.embedding.shape[0]
 
     @property
     def inner(self) -> int:
-        """Width between `up` and `down`."""
+        """Returns the width between `up` and `down`."""
         return self.layers[0].down.shape[1]
 
     def _check(self) -> int:
-        """Heads. Raises ValueError."""
+        """Checks all tensors and returns the number of heads. Raises ValueError."""
         if not self.layers or not len(self.layers) == len(self.keys) == len(self.values):
             raise ValueError(
                 f"{_OP}: got {len(self.layers)} layers, {len(self.keys)} key and {len(self.values)} value caches; "
@@ -124,8 +144,8 @@ class DecoderTable:
             argument_checks.check_tensor(_OP, "down", layer.down, dtype, hidden, inner)
         return heads
 
-    def _obstacle(self) -> str | None:
-        """Why C++ cannot follow the addresses; None where it can."""
+    def _find_obstacle(self) -> str | None:
+        """Returns why the C++ backend cannot use the addresses, or None."""
         if self.embedding.dtype != torch.float32:
             return f"the decoder is {self.embedding.dtype}; expected torch.float32"
         if self.keys[0].shape[3] > 512:
@@ -148,7 +168,7 @@ class DecoderTable:
         return None
 
     def _entries(self) -> list[int]:
-        """What csrc/bindings/decoder.cpp reads."""
+        """Returns the numbers and addresses that csrc/bindings/decoder.cpp reads."""
         (vocab, hidden), (pages, page, kv_heads, width) = self.embedding.shape, self.keys[0].shape
         whole = [each.data_ptr() for each in (self.embedding, self.norm, self.head, self.rotary)]
         sizes = [len(self.layers), vocab, hidden, self.heads, kv_heads, width, self.inner]
@@ -162,5 +182,5 @@ def _parts(layer: DecoderLayer) -> tuple[Tensor, ...]:
     return tuple(getattr(layer, each.name) for each in fields(layer))
 
 
-def _made(parts: tuple[object, ...], eps: float, scale: float) -> DecoderTable:
+def _rebuild(parts: tuple[object, ...], eps: float, scale: float) -> DecoderTable:
     return DecoderTable(*parts, eps=eps, scale=scale)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A pass of a decoder over packed tree nodes, in plain PyTorch."""
+"""Plain PyTorch definition of fused_forward."""
 
 from __future__ import annotations
 
@@ -59,31 +59,44 @@ def fused_forward(
     ancestors: Tensor | None = None,
     depth: Tensor | None = None,
 ) -> Tensor:
-    """Logits of packed tree nodes by a whole pass of a Llama-like decoder over its paged cache.
+    """Computes logits of packed tree nodes: one forward pass of a Llama-like decoder over its paged cache.
 
-    Each layer: root-mean-square norm, products for queries, keys and values, rotary positions (halves of a head
-    turned against each other), keys and values stored, `tree_attention`, product, added; then norm, silu(gate) * up,
-    product, added (Touvron et al. 2023, section 2.2). At the end a norm and the head, for the wanted nodes alone.
+    Each layer applies a root-mean-square norm, projects queries, keys and values, rotates positions (halves of a head
+    against each other), stores keys and values, and adds the projected `tree_attention`. It then adds
+    down(silu(gate) * up) of a second norm. A last norm and the head follow, for the wanted nodes only.
 
-    decoder: weights and caches, whose slots are written; tokens: int64 [M]; positions: int64 [M], below the rows of its
-    rotary table; wanted: int64 [N], packed indices of the nodes whose logits are returned, or None for all; slots:
-    int64 [M], flat places page * page_size + offset of the nodes' keys and values, negative ones are nobody's;
-    page_table, lengths, offsets, ancestors, depth: as of `tree_attention`.
+    Args:
+        decoder: Weights and caches. Slots of the caches are written.
+        tokens: Token of each node, int64 [M].
+        positions: Position of each node, int64 [M], below the rows of the rotary table.
+        wanted: Packed indices of the nodes whose logits are returned, int64 [N]; None for all.
+        slots: Slot of each node, page * page_size + offset, int64 [M]. Nodes with a negative slot are not stored.
+        page_table: Pages of each request, int32 [B, P].
+        lengths: Committed tokens of each request, int32 [B].
+        offsets: First node of each request, int32 [B + 1].
+        ancestors: Ancestor words, int32 [M, W]; see `tree_attention`.
+        depth: Depth of each node, int32 [M]; see `tree_attention`.
 
-    Returns: [N, V] of the decoder's dtype, computed in it. The C++ backend takes float32, and gives the nodes of a row
-    the same bits whatever rows are beside it, and a node whatever other nodes its row has, up to 64. Raises: ValueError
-    for what does not fit.
+    Returns:
+        Logits [N, V] of the decoder's dtype, computed in it. The C++ backend takes float32. It gives nodes of a request
+        the same bits whatever requests are beside it, and a node whatever other nodes its request has, up to 64.
+
+    Raises:
+        ValueError: If arguments do not fit.
+
+    Source:
+        Touvron et al. 2023, section 2.2.
     """
     check(decoder, tokens, positions, wanted, slots, page_table, lengths, offsets, ancestors, depth)
     nodes, width = tokens.shape[0], decoder.keys[0].shape[3]
-    stream, turn = decoder.embedding[tokens], decoder.rotary[positions][:, None]
+    stream, angles = decoder.embedding[tokens], decoder.rotary[positions][:, None]
     kept = slots >= 0
     for layer, keys, values in zip(decoder.layers, decoder.keys, decoder.values):
         normed = _norm(stream, layer.norm, decoder.eps)
         query, key, value = (
             linear(normed, each).view(nodes, -1, width) for each in (layer.query, layer.key, layer.value)
         )
-        query, key = _turned(query, turn), _turned(key, turn)
+        query, key = _rotate(query, angles), _rotate(key, angles)
         kv_stage(key[kept], value[kept], keys, values, slots[kept])
         attended = tree_attention(
             query, keys, values, page_table, lengths, offsets, ancestors, depth, scale=decoder.scale
@@ -100,7 +113,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(1, keepdim=True) + eps) * weight
 
 
-def _turned(heads: Tensor, turn: Tensor) -> Tensor:
-    """heads [M, H, width], turn [M, 1, width]: cosines, sines."""
-    (low, high), (cosine, sine) = heads.chunk(2, 2), turn.chunk(2, 2)
+def _rotate(heads: Tensor, angles: Tensor) -> Tensor:
+    """Rotates heads [M, H, width] by angles [M, 1, width], cosines and then sines."""
+    (low, high), (cosine, sine) = heads.chunk(2, 2), angles.chunk(2, 2)
     return torch.cat([low * cosine - high * sine, high * cosine + low * sine], 2)
