@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from specdec_fast.interfaces import Rule
+from specdec_fast.lab.count_distances import certified_distance
 from specdec_fast.lab.simulator import Simulator, layout_for, on_device
-from specdec_fast.lab.statistics import Test, certified_distance, chi_square, g_test, rate_test
+from specdec_fast.lab.statistics import Test, chi_square, g_test, rate_test
 from specdec_fast.lab.text_positions import Place
 
 TEXT = 3

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from specdec_fast.lab.count_distances import certified_distance
 from specdec_fast.lab.draw_counts import arrays_in, named
 from specdec_fast.lab.rational_oracle import dist_of_logits
-from specdec_fast.lab.statistics import Test, certified_distance, check_dist, chi_square, g_test, rate_test
+from specdec_fast.lab.statistics import Test, check_dist, chi_square, g_test, rate_test
 
 FIELDS = {
     "tokens": "int [N]: the emitted tokens",

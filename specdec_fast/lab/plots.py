@@ -12,7 +12,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from specdec_fast.lab.statistics import Z_999, Spread, intervals, z_scores
+from specdec_fast.lab.count_distances import Spread
+from specdec_fast.lab.statistics import Z_999, intervals, z_scores
 
 BASE, DRAFT, SEEN = "#3b6fb6", "#4da77a", "#e08a2e"
 OUTSIDE, INK = "#c8553d", "#22303c"

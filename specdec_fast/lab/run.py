@@ -17,6 +17,7 @@ from specdec_fast.engine.engine import Engine
 from specdec_fast.engine.request import Prompt
 from specdec_fast.lab import exact_distributions as exact_part
 from specdec_fast.lab.backend_agreement import Agreement, run_agreement
+from specdec_fast.lab.count_distances import Spread, spread
 from specdec_fast.lab.draw_counts import Drawing
 from specdec_fast.lab.exact_distributions import Exact, cases_for, has_a_dist, own_rules
 from specdec_fast.lab.expected_acceptance import Expected, run_expected
@@ -28,7 +29,7 @@ from specdec_fast.lab.plots import BARS, accepted_chart, bar_scores, observed_ch
 from specdec_fast.lab.proof_figures import proof_figures
 from specdec_fast.lab.rule_acceptance import Acceptances, by_shape, compare_rules, contenders
 from specdec_fast.lab.sequential_test import Ledger
-from specdec_fast.lab.statistics import Z_999, Spread, Test, holm, spread
+from specdec_fast.lab.statistics import Z_999, Test, holm
 from specdec_fast.lab.text_positions import find_places
 from specdec_fast.rules import get_rule
 from specdec_fast.sampling.params import SamplingParams

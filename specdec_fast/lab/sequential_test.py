@@ -1,11 +1,13 @@
-"""A test that may be looked at after every run: evidence accumulates over nights and the error rate still holds.
+"""A sequential test that may be read after every run: evidence accumulates, and the error rate still holds.
 
-The Dirichlet mixture martingale of multinomial counts c against the distribution p (Ville 1939; Robbins 1970; Lindon
-and Malek 2022, section 3): E = [B(m p + c) / B(m p)] / prod p_i^c_i has expectation 1 at every n if p is true, so the
-chance that it ever reaches 1 / level is at most `level`. The mean over several concentrations m is again one.
-Different distributions under test are combined by a weighted sum of their E, which needs no independence (Vovk and
-Wang 2021); weights are settled before there is a draw, so the sum is a martingale however many distributions join
-later. Tests: tests/lab/test_sequential_test.py.
+The test uses the Dirichlet mixture martingale of multinomial counts c against the distribution p:
+E = [B(m p + c) / B(m p)] / prod p_i^c_i. If p is true, its expectation is 1 at every n, so the probability that it
+ever reaches 1 / level is at most `level`. The mean over several concentrations m is a martingale too. Evidence about
+different distributions is combined by a weighted sum, which needs no independence. The weights are fixed before the
+first draw, so distributions may join later.
+
+Source: Ville 1939; Robbins 1970; Lindon and Malek 2022, section 3; Vovk and Wang 2021.
+Tests: tests/lab/test_sequential_test.py.
 """
 
 from __future__ import annotations
@@ -26,8 +28,11 @@ MOST_BINS = 64
 
 
 def log_evidence(counts: Any, dist: Any) -> float:
-    """Natural logarithm of E for counts [k] against the distribution [k]; infinite when something impossible was
-    seen.
+    """Returns the natural logarithm of E; infinite if an impossible outcome was observed.
+
+    Args:
+        counts: Observed counts, int64 [k].
+        dist: Probabilities, float64 [k].
     """
     from scipy.special import gammaln, logsumexp
 
@@ -44,8 +49,12 @@ def log_evidence(counts: Any, dist: Any) -> float:
     return float(logsumexp(terms) - np.log(len(terms)))
 
 
-def few_bins(dist: Any, most: int = MOST_BINS) -> np.ndarray:
-    """int64 [k]: the cell of every bin when the likeliest `most - 1` keep their own and the rest share one."""
+def assign_cells(dist: Any, most: int = MOST_BINS) -> np.ndarray:
+    """Assigns bins to at most `most` cells: the most likely bins have cells of their own, and the others share one.
+
+    Returns:
+        Cell of every bin, int64 [k].
+    """
     dist = check_dist(dist)
     cell = np.full(len(dist), min(most, len(dist)) - 1, dtype=np.int64)
     top = np.argsort(-dist, kind="stable")[: most - 1]
@@ -55,8 +64,14 @@ def few_bins(dist: Any, most: int = MOST_BINS) -> np.ndarray:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts of all runs so far, per distribution under test, in a JSON file; `next_seed` makes sure no draw is
-    used twice.
+    """Counts of all runs, by distribution under test, in a JSON file.
+
+    Attributes:
+        path: The file; None keeps the ledger in memory.
+        level: Level of the sequential test.
+        next_seed: Seed of the next run, so that no draw is counted twice.
+        entries: Grouped counts and evidence, by name and fingerprint of the distribution.
+        runs: Number of runs.
     """
 
     path: Path | None = None
@@ -67,7 +82,11 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path | None, level: float = 1e-3) -> Ledger:
-        """The ledger of a file, or an empty one. Raises ValueError for a file that is none."""
+        """Opens the ledger of a file, or an empty one.
+
+        Raises:
+            ValueError: If the file is not a ledger.
+        """
         if path is None or not path.exists():
             return cls(path, level)
         try:
@@ -79,13 +98,20 @@ class Ledger:
             ) from None
 
     def add(self, name: str, counts: Any, dist: Any) -> float:
-        """Add the counts of one run under a distribution's name; the log-evidence over all runs.
+        """Adds the counts of one run.
 
-        A distribution that has changed (another model, other sampling) begins a new entry: old draws say nothing
-        about it.
+        A distribution that has changed, for example because of another model, starts a new entry.
+
+        Args:
+            name: Name of the distribution.
+            counts: Observed counts, int64 [k].
+            dist: Probabilities, float64 [k].
+
+        Returns:
+            Log-evidence over all runs.
         """
         dist = check_dist(dist)
-        cell = few_bins(dist)
+        cell = assign_cells(dist)
         grouped_dist = np.bincount(cell, weights=dist)
         grouped = np.bincount(cell, weights=check_counts(counts, dist).astype(np.float64)).astype(np.int64)
         # logits differ in the last bits between machines; a distribution is the same if its cells are, to six digits
@@ -101,10 +127,10 @@ class Ledger:
         return float(entry["log_evidence"])
 
     def log_total(self) -> float:
-        """Log of the evidence of all entries together: reaching -log(level) rejects.
+        """Returns the logarithm of the evidence of all entries together; reaching -log(level) rejects.
 
-        The k-th entry, in the order in which they were opened, has the weight 1 / (k (k + 1)). The weights of those to
-        come add up to 1 / (K + 1) behind the K-th, and their evidence is 1: a distribution that joins changes nothing.
+        Entry k, in the order of creation, has the weight 1 / (k (k + 1)). Future entries have evidence 1 and a total
+        weight of 1 / (K + 1) after K entries, so a new distribution changes nothing.
         """
         from scipy.special import logsumexp
 
@@ -115,10 +141,11 @@ class Ledger:
 
     @property
     def rejects(self) -> bool:
+        """Whether the evidence rejects at `level`."""
         return self.log_total() >= -math.log(self.level)
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
+        """Writes the file; a kill leaves the old one."""
         if self.path is None:
             return
         data = {"next_seed": self.next_seed, "runs": self.runs, "entries": self.entries}

@@ -1,5 +1,4 @@
-"""Are these counts draws from this distribution? Tests with pooling, intervals, a certified distance, the spread of
-bars.
+"""Goodness-of-fit tests and intervals for counts of sampled tokens.
 
 Every function takes counts [k] and probabilities [k] (float64, sum 1 within 1e-6) of the same k bins.
 Tests: tests/lab/test_statistics.py.
@@ -23,9 +22,10 @@ Z_999 = 3.2905267314919255
 
 
 def check_dist(dist: Any, what: str = "dist") -> Distribution:
-    """A distribution as float64 [..., k].
+    """Converts a distribution to float64 [..., k].
 
-    Raises ValueError for NaN, negative numbers or sums that are not 1 within 1e-6.
+    Raises:
+        ValueError: If it has NaN or negative numbers, or a sum that is not 1 within 1e-6.
     """
     found = np.asarray(dist, dtype=np.float64)
     if found.ndim < 1 or found.shape[-1] < 1:
@@ -46,7 +46,11 @@ def check_dist(dist: Any, what: str = "dist") -> Distribution:
 
 
 def check_counts(counts: Any, dist: Distribution, what: str = "counts") -> Counts:
-    """Counts as int64 [k], as many as the distribution has bins. Raises ValueError."""
+    """Converts counts to int64 [k].
+
+    Raises:
+        ValueError: Unless they are one non-negative integer per bin of the distribution.
+    """
     found = np.asarray(counts)
     if found.shape != dist.shape or not np.issubdtype(found.dtype, np.integer):
         raise ValueError(f"{what}: got {found.dtype} {found.shape}; expected integers {dist.shape}, one per bin")
@@ -57,9 +61,16 @@ def check_counts(counts: Any, dist: Distribution, what: str = "counts") -> Count
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """Outcome of one test. p_value: chance, if the distribution holds, of counts at least this far from it.
+    """Outcome of one test.
 
-    worst: (bin, seen, expected, z) of the bins that stray most, the worst first; pooled: bins that share one cell.
+    Attributes:
+        name: Name of the test.
+        statistic: Value of the test statistic.
+        degrees: Degrees of freedom.
+        p_value: Probability of counts at least this far from the distribution, if the distribution holds.
+        draws: Number of draws.
+        pooled: Number of bins that share a cell.
+        worst: (bin, observed, expected, z) of the bins that deviate most, the worst first.
     """
 
     name: str
@@ -75,10 +86,18 @@ class Test:
 
 
 def pooled(counts: Counts, dist: Distribution, least: float = MIN_EXPECTED) -> tuple[Distribution, Distribution, int]:
-    """(seen, expected, how many bins were pooled): bins expecting fewer than `least` share cells of about that size.
+    """Pools rare bins into cells that expect at least `least` draws.
 
-    The rare bins are pooled in order of probability, a cell being closed when it expects enough; what is left over
-    joins the last cell. Which bins share a cell depends on the distribution only, never on the counts.
+    Rare bins are pooled in order of probability, and the remainder joins the last cell. The cells depend on the
+    distribution only, never on the counts.
+
+    Args:
+        counts: Observed counts, int64 [k].
+        dist: Probabilities, float64 [k].
+        least: Smallest expected number of draws of a bin that is not pooled.
+
+    Returns:
+        Observed counts by cell, expected counts by cell, and the number of pooled bins.
     """
     total = int(counts.sum())
     expected = dist * total
@@ -111,7 +130,7 @@ def pooled(counts: Counts, dist: Distribution, least: float = MIN_EXPECTED) -> t
 
 
 def worst_bins(counts: Counts, dist: Distribution, how_many: int = 8) -> tuple[tuple[int, int, float, float], ...]:
-    """The bins whose counts stray most from the distribution, by z-score: (bin, seen, expected, z)."""
+    """Returns (bin, observed, expected, z) of the bins that deviate most from the distribution, by z-score."""
     z = z_scores(counts, dist)
     order = np.argsort(-np.abs(z), kind="stable")[:how_many]
     total = int(counts.sum())
@@ -119,17 +138,39 @@ def worst_bins(counts: Counts, dist: Distribution, how_many: int = 8) -> tuple[t
 
 
 def chi_square(counts: Any, dist: Any, least: float = MIN_EXPECTED) -> Test:
-    """Pearson's goodness-of-fit test. A draw in a bin of probability 0 gives p_value 0.
+    """Performs Pearson's goodness-of-fit test.
 
-    Raises ValueError for counts or distributions that are none.
+    A draw in a bin of probability 0 gives a p-value of 0.
+
+    Args:
+        counts: Observed counts, int64 [k].
+        dist: Probabilities, float64 [k].
+        least: As in `pooled`.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        ValueError: If counts or distribution are invalid.
     """
     return _goodness("chi-square", counts, dist, least, 1.0)
 
 
 def g_test(counts: Any, dist: Any, least: float = MIN_EXPECTED) -> Test:
-    """Likelihood-ratio test, G = 2 sum seen ln(seen / expected), on the same pooled cells.
+    """Performs a likelihood-ratio test, G = 2 sum observed ln(observed / expected), on the same cells.
 
-    With Williams's correction (1976): plain G is too large where cells expect few draws, and would reject too often.
+    Williams's correction keeps G from rejecting too often where cells expect few draws.
+
+    Args:
+        counts: Observed counts, int64 [k].
+        dist: Probabilities, float64 [k].
+        least: As in `pooled`.
+
+    Returns:
+        The outcome.
+
+    Source:
+        Williams 1976.
     """
     return _goodness("G", counts, dist, least, 0.0)
 
@@ -156,7 +197,20 @@ def _goodness(name: str, counts: Any, dist: Any, least: float, power: float) -> 
 
 
 def rate_test(name: str, seen: int, total: int, chance: float) -> Test:
-    """Exact two-sided binomial test of `seen` successes in `total` trials of probability `chance`."""
+    """Performs an exact two-sided binomial test.
+
+    Args:
+        name: Name of the test.
+        seen: Number of successes.
+        total: Number of trials.
+        chance: Probability of a success under the hypothesis.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        ValueError: If the numbers are inconsistent.
+    """
     from scipy.stats import binomtest
 
     if not 0 <= chance <= 1 or not 0 <= seen <= total:
@@ -172,7 +226,7 @@ def rate_test(name: str, seen: int, total: int, chance: float) -> Test:
 
 
 def z_scores(counts: Counts, dist: Distribution) -> Distribution:
-    """(seen - expected) / standard deviation per bin; infinite where something impossible was seen (or missed)."""
+    """Returns (observed - expected) / standard deviation by bin; infinite for impossible counts."""
     total = int(counts.sum())
     expected, spread = dist * total, np.sqrt(dist * (1 - dist) * total)
     difference = counts - expected
@@ -181,7 +235,18 @@ def z_scores(counts: Counts, dist: Distribution) -> Distribution:
 
 
 def intervals(counts: Counts, confidence: float = 0.999) -> tuple[Distribution, Distribution]:
-    """Exact (Clopper and Pearson 1934) intervals of every bin's probability: (low [k], high [k])."""
+    """Returns exact confidence intervals of every bin's probability.
+
+    Args:
+        counts: Observed counts, int64 [k].
+        confidence: Confidence of each interval.
+
+    Returns:
+        Lower and upper bounds, float64 [k] each.
+
+    Source:
+        Clopper and Pearson 1934.
+    """
     from scipy.stats import beta
 
     total, tail = int(counts.sum()), (1 - confidence) / 2
@@ -190,91 +255,17 @@ def intervals(counts: Counts, confidence: float = 0.999) -> tuple[Distribution, 
     return low, high
 
 
-def total_variation(p: Distribution, q: Distribution) -> float:
-    """Half the sum of absolute differences."""
-    return float(0.5 * np.abs(np.asarray(p) - np.asarray(q)).sum())
-
-
-def certified_distance(counts: Any, dist: Any, confidence: float = 0.999) -> float:
-    """An upper bound of the total variation between the sampler's true distribution and `dist`, at this confidence.
-
-    TV(true, distribution) <= TV(seen, distribution) + TV(true, seen), and the last term is bounded without knowing
-    the true distribution: by its expectation, at most twice the empirical Rademacher complexity of all sets of bins
-    (Bartlett and Mendelson 2002, theorem 8; for sets, the complexity is the sum over bins of E|S_n| / 2n, S_n a
-    random walk of the bin's n draws), plus 3 sqrt(ln(2/d) / 2n) (McDiarmid). With few bins sqrt(k / 4n) +
-    sqrt(ln(1/d) / 2n) is smaller; each gets half of the error probability and the smaller one holds.
-    """
-    dist = check_dist(dist)
-    counts = check_counts(counts, dist)
-    total = int(counts.sum())
-    if total == 0:
-        return 1.0
-    delta = (1 - confidence) / 2
-    walks = float(_mean_walk(counts[counts > 0]).sum()) / total
-    by_data = walks + 3 * float(np.sqrt(np.log(2 / delta) / (2 * total)))
-    by_count = 0.5 * float(np.sqrt((len(dist) - 1) / total)) + float(np.sqrt(np.log(1 / delta) / (2 * total)))
-    return min(1.0, total_variation(counts / total, dist) + min(by_data, by_count))
-
-
-def _mean_walk(steps: Counts) -> Distribution:
-    """E|S_n| of the simple random walk: 2 ceil(n/2) C(n, ceil(n/2)) / 2^n."""
-    from scipy.special import gammaln
-
-    n = steps.astype(np.float64)
-    half = np.ceil(n / 2)
-    return np.asarray(2 * half * np.exp(gammaln(n + 1) - gammaln(half + 1) - gammaln(n - half + 1) - n * np.log(2)))
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The standard deviation of (frequency - probability) over a stated set of bars, beside what it should be.
-
-    observed: root of the mean squared difference; expected: root of its expectation, sqrt(mean p (1 - p) / n);
-    low, high: the band that holds it with the given confidence.
-    """
-
-    bars: int
-    draws: int
-    observed: float
-    expected: float
-    low: float
-    high: float
-    confidence: float
-
-    @property
-    def inside(self) -> bool:
-        return bool(self.low <= self.observed <= self.high)
-
-
-def spread(counts: Any, dist: Any, bars: Any, confidence: float = 0.999, trials: int = 20000, seed: int = 0) -> Spread:
-    """`Spread` over the bins `bars` (int [m]); the band is simulated from the multinomial itself.
-
-    The square is a weighted sum of chi-squares of correlated bins, so `trials` multinomial samples of the bars (and one
-    bin for the rest) stand for its distribution; no table has it.
-    """
-    dist = check_dist(dist)
-    counts = check_counts(counts, dist)
-    chosen = np.asarray(bars, dtype=np.int64)
-    total = int(counts.sum())
-    if total == 0 or len(chosen) == 0:
-        raise ValueError(f"spread: got {total} draws and {len(chosen)} bars; expected at least one of each")
-    p = dist[chosen]
-    observed = float(np.sqrt(np.mean((counts[chosen] / total - p) ** 2)))
-    expected = float(np.sqrt(np.mean(p * (1 - p)) / total))
-    rest = max(0.0, 1.0 - float(p.sum()))
-    cells = np.append(p, rest)
-    sample = np.random.default_rng(seed).multinomial(total, cells / cells.sum(), size=trials)[:, :-1]
-    simulated = np.sqrt(np.mean((sample / total - p) ** 2, axis=1))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(simulated, [tail, 1 - tail])
-    return Spread(len(chosen), total, observed, expected, float(low), float(high), confidence)
-
-
 def draws_needed(true: Any, dist: Any, level: float = 1e-3, power: float = 0.99) -> float:
-    """How many draws a chi-square test needs to reject `dist` with chance `power` when `true` is drawn from.
+    """Returns the number of draws that a chi-square test needs to reject `dist` when samples follow `true`.
 
-    Noncentral chi-square with noncentrality n sum (true - distribution)^2 / distribution; infinite when they are
-    equal, 1 / (mass that must not be there) scaled by the power where `dist` has zeros.
+    The statistic is noncentral chi-square with noncentrality n sum (true - dist)^2 / dist. The number is infinite
+    if the two are equal. Where `dist` has zeros, it follows from the mass of `true` there.
+
+    Args:
+        true: Distribution of the samples, float64 [k].
+        dist: Distribution under test, float64 [k].
+        level: Level of the test.
+        power: Probability of a rejection.
     """
     from scipy.optimize import brentq
     from scipy.stats import chi2, ncx2
@@ -293,7 +284,14 @@ def draws_needed(true: Any, dist: Any, level: float = 1e-3, power: float = 0.99)
 
 
 def holm(p_values: list[float], level: float = 1e-3) -> list[bool]:
-    """Which hypotheses are rejected when the chance of any false rejection is kept below `level` (Holm 1979)."""
+    """Applies Holm's correction, which keeps the probability of any false rejection below `level`.
+
+    Returns:
+        Whether each hypothesis is rejected.
+
+    Source:
+        Holm 1979.
+    """
     order = sorted(range(len(p_values)), key=lambda at: p_values[at])
     rejected = [False] * len(p_values)
     for rank, at in enumerate(order):

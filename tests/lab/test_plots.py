@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specdec_fast.lab.count_distances import spread
 from specdec_fast.lab.plots import accepted_chart, bar_scores, observed_chart, shown_bars, token_label
 from specdec_fast.lab.proof_figures import Curves, proof_figures
-from specdec_fast.lab.statistics import spread
 
 SOURCE = np.random.default_rng(0)
 P, Q = SOURCE.dirichlet(np.full(300, 0.2)), SOURCE.dirichlet(np.full(300, 0.2))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdec_fast.lab.sequential_test import Ledger, few_bins, log_evidence
+from specdec_fast.lab.sequential_test import Ledger, assign_cells, log_evidence
 
 DIST = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
 
@@ -59,9 +59,9 @@ def test_an_impossible_draw_is_infinite_evidence() -> None:
 
 def test_few_bins_keeps_the_likeliest_apart() -> None:
     dist = np.random.default_rng(2).dirichlet(np.full(500, 0.3))
-    cell = few_bins(dist, 10)
+    cell = assign_cells(dist, 10)
     assert set(cell) == set(range(10)) and (np.bincount(cell)[:9] == 1).all()
-    assert len(set(few_bins(DIST, 64))) == 5
+    assert len(set(assign_cells(DIST, 64))) == 5
 
 
 def test_a_ledger_accumulates_over_runs(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specdec_fast.lab.count_distances import certified_distance, spread, total_variation
 from specdec_fast.lab.statistics import (
-    certified_distance,
     check_dist,
     chi_square,
     draws_needed,
@@ -15,8 +15,6 @@ from specdec_fast.lab.statistics import (
     intervals,
     pooled,
     rate_test,
-    spread,
-    total_variation,
     z_scores,
 )
 
