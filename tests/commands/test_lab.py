@@ -149,7 +149,7 @@ def test_drafters_with_trained_heads(run: Run, tmp_path: Path, drafter: str, opt
     result = run("lab", "--drafter", drafter, *options, *few, "--out", str(tmp_path), "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    why = "as --rule says" if options else "which `best` picks (the drafter chooses its tokens"
+    why = "as --rule says" if options else "which `best` picks (the drafter proposes deterministic tokens"
     assert any(f"rule {rule} is under test, {why}" in note for note in report["notes"])
     assert report["holds"] and report["rule"] == rule and report["drafter"] == drafter
     assert report.get("pick") == ("without" if "--pick" in options else None)

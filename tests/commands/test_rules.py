@@ -13,7 +13,7 @@ FEW = ["--max-new-tokens", "12", "--seed", "7", "--temperature", "0.9"]
 @pytest.mark.parametrize(
     ("drafter", "temperature", "rule", "why"),
     [
-        ("ngram", "0.9", "replay", "the drafter chooses"),
+        ("ngram", "0.9", "replay", "the drafter proposes deterministic tokens"),
         ("draft_model", "0.9", "block", "the drafter samples"),
         ("draft_model", "0", "greedy", "at temperature 0"),
     ],
@@ -43,7 +43,7 @@ def test_lossy_rules_say_so_everywhere(run: Any, pair: list[str], rule: str) -> 
     [
         ("wish", "rule: got 'wish'; expected one of best, "),
         ("lossy:lenience=2", "rule lossy lenience: got 2.0"),
-        ("token:x=1", "which has no options"),
+        ("rejection:x=1", "which has no options"),
     ],
 )
 def test_bad_rules_end_in_one_line(run: Any, pair: list[str], rule: str, message: str) -> None:
