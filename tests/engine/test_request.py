@@ -61,7 +61,8 @@ def test_a_refused_request_has_no_text() -> None:
 def test_text_that_the_tokenizer_refuses_is_a_bad_prompt() -> None:
     tokenizer = byte_tokenizer()
     assert encode_prompt("a b", tokenizer, 300)
-    with pytest.raises(ValueError, match=r"prompt: got 'a.ud83d b', which the tokenizer cannot encode .*expected Unicode"):
+    message = r"prompt: got 'a.ud83d b', which the tokenizer cannot encode .*expected Unicode"
+    with pytest.raises(ValueError, match=message):
         encode_prompt("a\ud83d b", tokenizer, 300)
 
 
