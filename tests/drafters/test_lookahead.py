@@ -183,7 +183,7 @@ def test_poison_in_the_pool_never_changes_the_text() -> None:
             engine.step()
             for state in made._rows.values():
                 for _ in range(30):
-                    made._keep(state, tuple(source.randrange(VOCAB) for _ in range(4)))
+                    made._add_ngram(state, tuple(source.randrange(VOCAB) for _ in range(4)))
         assert handle.tokens == plain(temperature, 40) and handle.stats.steps <= 40
 
 
