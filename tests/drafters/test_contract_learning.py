@@ -15,7 +15,7 @@ from oracles.head_drafts import begin
 
 from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.core.draft import Draft
-from specdec_fast.engine.drafter_runner import _part
+from specdec_fast.engine.row_selection import select_step_rows
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance, Budget, Rng, StateView, TargetOutput
 
@@ -130,7 +130,7 @@ def test_told_the_same_steps_of_one_row_a_fresh_one_proposes_the_same(build: Cal
         row = state.join(text, params, len(text), ())
         begin(fresh, target(), state, [row])
         for limits, (draft, acceptance, output, texts) in zip(budgets, steps, strict=True):
-            part, answers, outputs = _part(draft, acceptance, output, [place])
+            part, answers, outputs = select_step_rows(draft, acceptance, output, [place])
             with torch.inference_mode():
                 own = fresh.propose(state, [row], Budget([limits[place]]), state.rng([row]))
             assert own.tokens.tolist() == part.tokens.tolist() and own.parents.tolist() == part.parents.tolist()
