@@ -114,7 +114,7 @@ lane-interpreter: $(READY) ## Triton kernels in Triton's interpreter, against th
 lane-compile: $(READY) ## Triton kernels compiled for GPUs that need not be here, against recorded registers and memory
 	$(call lane,compile,$(PYTEST) -q $(BY_TEST) tests/machine_code)
 
-lane-launch: $(READY) ## Every launch and whole engine steps on stand-in GPUs: what happens before a kernel runs
+lane-launch: $(READY) ## Every launch and whole engine steps on simulated GPUs: what happens before a kernel runs
 	$(call lane,launch,$(PYTEST) -q $(BY_TEST) tests/launch)
 
 kernels-full: $(READY) ## lane-compile and lane-launch for every launch configuration and architecture: tens of minutes
@@ -127,7 +127,7 @@ gpu-cache: $(READY) ## Compile what GPU sessions launch for sm_90 with another T
 	$(call lane,gpu-cache,$(OTHER_TRITON); OMP_NUM_THREADS=1 TRITON_CACHE_DIR='$(CURDIR)/build/gpu-cache' \
 	  $$other/bin/python -m benchmarks.gpu.kernel_cache pack build/gpu-cache.tar.xz --processes $(WORKERS))
 
-gpu-rehearsal: $(READY) ## The three commands of a GPU session on a stand-in GPU, at tiny sizes
+gpu-rehearsal: $(READY) ## The three commands of a GPU session on a simulated GPU, at tiny sizes
 	$(call lane,gpu-rehearsal,failed=0; for command in correctness kernels steps; do PYTHON=$(BIN)/python \
 	  benchmarks/gpu_session.sh $$command build/gpu-rehearsal/$$command --rehearse || failed=1; done; test $$failed = 0)
 

@@ -8,7 +8,7 @@
 # For a bare machine with Python, torch (CUDA), triton and nvcc; tests and steps want pytest, pytest-xdist, hypothesis and
 # transformers, the statistics scipy, peers what SPECDEC_PEERS names. `make gpu-cache` packs compiled kernels that a
 # session loads (SPECDEC_GPU_CACHE names another file); where they do not fit, a line says so and they are compiled here.
-# --rehearse runs the same programs on a stand-in GPU at tiny sizes. The exit status counts failed parts; 130 or 143 says
+# --rehearse runs the same programs on a simulated GPU at tiny sizes. The exit status counts failed parts; 130 or 143 says
 # that the session was interrupted, 129 that its terminal closed, 64 that it was not understood. PYTHON names the
 # interpreter, MAX_JOBS the processes of the build, SPECDEC_SESSION_SECONDS the budget of all parts.
 set -uo pipefail

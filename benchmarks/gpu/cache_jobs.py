@@ -1,4 +1,4 @@
-"""What a GPU session launches, run on stand-in GPUs so that Triton compiles it into its cache: see `kernel_cache`."""
+"""Compiles the kernels of a GPU session: runs its programs on simulated GPUs, so that Triton fills its cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Job:
-    """kind: "operator" or "step"; given: what `run` takes."""
+    """One program to run.
+
+    Attributes:
+        kind: "operator" or "step".
+        given: Arguments of `run_operator` or `run_step`.
+    """
 
     kind: str
     given: tuple[Any, ...]
@@ -32,7 +37,7 @@ class Job:
 
 
 def operator_jobs() -> list[Job]:
-    """Every operator with a Triton kernel at the sizes of the GPU benchmark, as it is timed there."""
+    """Returns every operator with a Triton kernel, at the sizes and settings of the GPU benchmark."""
     from specdec_kernels import OPS
     from specdec_kernels.testing.agreement import SAMPLES
 
@@ -41,7 +46,7 @@ def operator_jobs() -> list[Job]:
 
 
 def step_jobs() -> list[Job]:
-    """Steps of the shapes, rows and drafts that a session times, captured and not."""
+    """Returns the steps that a session times, by shape, rows and draft tokens."""
     rows, jobs = (1, 8, 64), []
     for shape in ("8b", "1b"):
         jobs += [Job("step", (shape, "eagle3", count, drafted, "graph")) for drafted in (4, 0) for count in rows]
@@ -49,7 +54,7 @@ def step_jobs() -> list[Job]:
 
 
 def tiny_jobs() -> list[Job]:
-    """One of each kind, for rehearsals."""
+    """Returns one job of each kind, for rehearsals."""
     from specdec_kernels.testing.samples import Sizes
 
     return [Job("operator", ("tree_plan", Sizes())), Job("step", ("tiny", "eagle3", 1, 2, "graph"))]
@@ -60,7 +65,7 @@ JOBS = {"operators": operator_jobs, "steps": step_jobs, "tiny": tiny_jobs, "test
 
 
 def run(job: Job) -> None:
-    """Does the job on the stand-in GPU of this process."""
+    """Runs the job on the simulated GPU of this process."""
     if job.kind == "operator":
         run_operator(*job.given)
     else:
@@ -68,6 +73,7 @@ def run(job: Job) -> None:
 
 
 def run_operator(op: str, sizes: Any) -> None:
+    """Calls an operator's Triton backend once."""
     from specdec_kernels import OPS, use_backend
     from specdec_kernels.testing.agreement import make_timed_sample
 
@@ -78,7 +84,7 @@ def run_operator(op: str, sizes: Any) -> None:
 
 
 def run_step(shape: str, drafter: str, rows: int, drafted: int, mode: str) -> None:
-    """The benchmark's steps on a model of the shape with few layers, whose products are all zero."""
+    """Runs a benchmark step of a model with few layers; all matrix products are zero."""
     import torch
 
     from benchmarks import step
@@ -111,7 +117,7 @@ def _without_answers(job: Job) -> Iterator[None]:
 
 
 def _work(job: Job, cache: str) -> tuple[float, str | None]:
-    """In a process of its own: seconds, and what went wrong or None."""
+    """Runs a job in a process of its own; returns its seconds, and an error or None."""
     import torch
 
     torch.set_num_threads(1)
@@ -125,7 +131,16 @@ def _work(job: Job, cache: str) -> tuple[float, str | None]:
 
 
 def compile_all(names: list[str], cache: Path, processes: int) -> int:
-    """Runs the jobs of these groups in so many processes, none of which sees a GPU. Returns how many failed."""
+    """Runs groups of jobs in parallel processes without a GPU.
+
+    Args:
+        names: Groups of `JOBS`.
+        cache: Triton's cache folder.
+        processes: Number of processes.
+
+    Returns:
+        The number of failed jobs.
+    """
     jobs = [job for name in names for job in JOBS[name]()]
     failed = 0
     with patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "", "TRITON_CACHE_DIR": str(cache)}):
@@ -141,9 +156,9 @@ def compile_all(names: list[str], cache: Path, processes: int) -> int:
 
 
 def _run_tests(cache: Path, processes: int) -> int:
-    """Runs tests/gpu on a stand-in GPU, so that what they launch is compiled. Tests that fail have launched, too."""
+    """Runs tests/gpu on a simulated GPU, so that their kernels are compiled; failed tests have launched theirs too."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu.rehearsal", "tests/gpu"]
-    command += ["-k", "not dispatcher"]  # those trace with torch.compile, which a stand-in cannot take
+    command += ["-k", "not dispatcher"]  # those trace with torch.compile, which a simulated GPU does not support
     command += ["-n", str(processes)] if processes > 1 else []
     status = subprocess.run(command, cwd=ROOT, env={**os.environ, "SPECDEC_RECORD_KEYS": str(cache)}).returncode
     return status not in (0, 1)

@@ -1,13 +1,11 @@
-"""A Triton cache that travels: compiled kernels in one file, for a machine with the same Triton and perhaps another
-Python.
+"""A portable Triton cache: compiled kernels in one file, for machines with the same Triton version.
 
-    python -m benchmarks.gpu.kernel_cache pack FILE               # compiles what a GPU session launches, and packs it
-    python -m benchmarks.gpu.kernel_cache load FILE --jobs steps  # into TRITON_CACHE_DIR; compiles if the file does
-    not fit
+    python -m benchmarks.gpu.kernel_cache pack FILE               # compiles and packs the kernels of a GPU session
+    python -m benchmarks.gpu.kernel_cache load FILE --jobs steps  # into TRITON_CACHE_DIR; compiles if FILE does not fit
 
 Triton finds a kernel by a hash whose first part names its own installation, and wheels for two versions of Python
-differ in that. The file holds the other parts of each key, and loading puts the name of the installation there in
-front. Of a kernel it holds the machine code and its metadata; Triton reads nothing else. Neither command needs a GPU.
+differ in that part. The file stores the other parts of each key, and loading adds the local installation in front. For
+each kernel it stores machine code and metadata; Triton reads nothing else. Neither command needs a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from typing import Any
 
 ARCHITECTURE = "sm_90"
 MOST_BYTES = 40 * 10**6
-"""Of a packed file."""
+"""Largest size of a packed file."""
 TESTED = ((3, 6), (3, 9))
 """First and last minor version of Triton that the kernels are tested with."""
 KEY = "specdec.key"
@@ -39,7 +37,14 @@ SOURCES = Path(__file__).parents[2] / "kernels" / "specdec_kernels"
 
 @dataclass(frozen=True)
 class Versions:
-    """What compiled kernels depend on. sources: a hash of the modules with kernels."""
+    """Everything that compiled kernels depend on.
+
+    Attributes:
+        triton: Version of Triton.
+        ptxas: Version of ptxas.
+        architecture: GPU architecture.
+        sources: Hash of the modules with kernels.
+    """
 
     triton: str
     ptxas: str
@@ -48,7 +53,7 @@ class Versions:
 
 
 def versions() -> Versions:
-    """Those of this machine."""
+    """Returns the versions of this machine."""
     import triton
     from triton.backends.nvidia.compiler import get_ptxas_version
 
@@ -62,7 +67,7 @@ def versions() -> Versions:
 
 
 def untested(version: str) -> str | None:
-    """What to say about a version of Triton outside of the tested range, or None."""
+    """Returns a warning about a Triton version outside of the tested range, or None."""
     first, last = (".".join(map(str, each)) for each in TESTED)
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if TESTED[0] <= numbers <= TESTED[1]:
@@ -73,12 +78,12 @@ def untested(version: str) -> str | None:
 
 
 def _folder(key: str) -> str:
-    """The name of a kernel's folder in Triton's cache."""
+    """Returns the name of a kernel's folder in Triton's cache."""
     return base64.b32encode(hashlib.sha256(key.encode()).digest()).decode().rstrip("=")
 
 
 def _installation() -> str:
-    """The first part of Triton's keys."""
+    """Returns the first part of Triton's keys."""
     from triton.runtime.cache import triton_key
 
     return f"{triton_key()}-"
@@ -86,7 +91,7 @@ def _installation() -> str:
 
 @contextmanager
 def recorded_keys(cache: Path) -> Iterator[None]:
-    """Within it, every kernel that Triton compiles or finds in the cache leaves its key there, for `pack`."""
+    """Records the key of every kernel that Triton compiles or finds in the cache, for `pack`."""
     from triton.compiler import compiler
 
     original = compiler.get_cache_key
@@ -200,7 +205,7 @@ def _read(tar: tarfile.TarFile, entry: tarfile.TarInfo | None) -> bytes:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 1 if a kernel could not be compiled."""
+    """Runs the command line; returns 1 if a kernel could not be compiled."""
     from benchmarks.gpu import cache_jobs
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,4 +1,4 @@
-"""Runs a module, or tests, on a stand-in GPU, so that what a GPU session runs is tried without one.
+"""Runs a module or tests on a simulated GPU, to try a GPU session without a GPU.
 
     python -m benchmarks.gpu.rehearsal benchmarks.step --shape tiny
     python -m pytest -p benchmarks.gpu.rehearsal tests/gpu
@@ -21,7 +21,7 @@ _entered = ExitStack()
 
 
 def enter(stack: ExitStack) -> None:
-    """Puts a stand-in GPU in place until the stack is left."""
+    """Simulates a GPU until the stack is closed."""
     from specdec_kernels import simulated_gpu
 
     os.environ[REHEARSAL] = "1"
@@ -31,7 +31,7 @@ def enter(stack: ExitStack) -> None:
 
 
 def pytest_configure() -> None:
-    """pytest's hook: before tests are collected, since these ask whether there is a GPU."""
+    """pytest's hook: before tests are collected, because tests check for a GPU when they are collected."""
     enter(_entered)
 
 

@@ -61,7 +61,9 @@ def traced(step: Callable[[], Any], steps: int, device: torch.device) -> dict[st
         return None
     from torch.profiler import ProfilerActivity, profile, supported_activities
 
-    seen = {ProfilerActivity.CUDA} & supported_activities() or {ProfilerActivity.CPU}  # a stand-in GPU shows no kernels
+    seen = {ProfilerActivity.CUDA} & supported_activities() or {
+        ProfilerActivity.CPU
+    }  # a simulated GPU shows no kernels
     torch.cuda.synchronize(device)
     with profile(activities=seen) as profiler:
         for _ in range(steps):

@@ -6,11 +6,11 @@ import os
 import shutil
 
 REHEARSAL = "SPECDEC_REHEARSAL"
-"""Variable that is set while a stand-in GPU is in place."""
+"""Variable that is set while a simulated GPU is in place."""
 
 
 def missing(tool: str) -> str | None:
     """Why a tool cannot look at kernels here, or None."""
     if REHEARSAL in os.environ:
-        return "a stand-in GPU runs no kernels"
+        return "a simulated GPU runs no kernels"
     return None if shutil.which(tool) else f"{tool} is not installed"

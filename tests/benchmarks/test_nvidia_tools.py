@@ -107,5 +107,5 @@ def test_a_tool_that_is_missing_is_told_in_one_line(
     ]
     monkeypatch.setenv(nvidia_tools.REHEARSAL, "1")
     tool(tmp_path, "ncu", COUNTERS)
-    assert nvidia_tools.missing("ncu") == "a stand-in GPU runs no kernels"
+    assert nvidia_tools.missing("ncu") == "a simulated GPU runs no kernels"
     assert "not installed" in report.page(tmp_path)

@@ -104,7 +104,7 @@ CASES = [
     ),
     (
         ["generate", "x", "--model", "{target}", "--drafter", "suffix", "-o", "store={target}"],
-        ["specdec: error: drafter suffix: got '", "': Is a directory; expected a file"],
+        ["specdec: error: drafter suffix: got '", "': Is a directory; expected a readable file"],
     ),
     (
         ["generate", "x", "--model", "{target}", "--drafter", "layer_skip", "-o", "exit_after=9"],
