@@ -151,7 +151,7 @@ def test_the_report_is_one_page_with_its_pictures(done: Lab) -> None:
     pictures = re.findall(r'src="data:image/png;base64,([A-Za-z0-9+/=]+)"', text)
     assert len(pictures) == len(done.figures) + len(done.proof) == 3 + 1 + 6
     assert not re.search(r'(src|href)="(?!data:)', text), "the page must not need anything else"
-    assert "tiny &lt;b&gt;" in text and "Everything that was checked holds" in text
+    assert "tiny &lt;b&gt;" in text and "Passed: all checks hold" in text
     assert "9.694e-05" in text and f"{ARTICLE:.3e}" == "9.694e-05"
     for judged in done.judged:
         assert judged.test.name in text
