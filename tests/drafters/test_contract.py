@@ -318,7 +318,7 @@ def test_after_some_steps_it_proposes_what_a_fresh_one_would(build: Callable[[],
     begin(fresh, target(), state, rows)
     again = proposal(fresh, state, rows, [4, 5, 6])
     check(again, state, rows, [4, 5, 6], fresh.needs)
-    for name in ("tokens", "parents", "offsets", "sampled"):
+    for name in ("tokens", "parents", "offsets", "proposal_kinds"):
         assert torch.equal(getattr(kept, name), getattr(again, name)), name
 
 
