@@ -91,8 +91,12 @@ class Ledger:
             return cls(path, level)
         try:
             data = json.loads(path.read_text("utf-8"))
-            return cls(path, level, int(data["next_seed"]), dict(data["entries"]), int(data["runs"]))
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
+            entries = {
+                name: {"dist" if key == "law" else key: value for key, value in entry.items()}  # earlier versions: law
+                for name, entry in dict(data["entries"]).items()
+            }
+            return cls(path, level, int(data["next_seed"]), entries, int(data["runs"]))
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, UnicodeDecodeError) as error:
             raise ValueError(
                 f"{path}: got no ledger of the lab ({error}); expected its JSON; name another file"
             ) from None

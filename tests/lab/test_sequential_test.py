@@ -131,3 +131,14 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ValueError, match="no ledger of the lab"):
             Ledger.open(path)
+
+
+def test_a_ledger_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """It stores the distribution of an entry as `law`."""
+    path = tmp_path / "ledger.json"
+    whole = Ledger(path)
+    whole.add("place", [4, 3, 2, 1, 0], DIST)
+    whole.save()
+    path.write_text(path.read_text().replace('"dist"', '"law"'))
+    earlier = Ledger.open(path)
+    assert earlier.add("place", [4, 3, 2, 1, 0], DIST) == whole.add("place", [4, 3, 2, 1, 0], DIST)
