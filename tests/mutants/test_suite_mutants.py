@@ -67,7 +67,7 @@ def q_before_the_filters(patch: Patch) -> None:
 
 def padding_is_not_cut(patch: Patch) -> None:
     """Rows of the embedding behind the vocabulary have logits like tokens."""
-    for name in ("_own_logits", "_run"):
+    for name in ("_model_logits", "_run"):
         found = getattr(HuggingFaceTarget, name)
 
         def broken(self: Any, *arguments: Any, found: Callable[..., Any] = found) -> Any:
