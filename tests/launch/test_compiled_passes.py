@@ -112,7 +112,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return SimpleNamespace(nodes=query.shape[0], lengths=rest[1].tolist(), window=window)
 
     monkeypatch.setattr(torch_ops, "_find_launch", launch)
-    monkeypatch.setattr(import_module("specdec_kernels.tree_attention"), "plan_for", plan_for)
+    monkeypatch.setattr(import_module("specdec_kernels.ops.tree_attention"), "plan_for", plan_for)
     library = torch.library.Library("specdec", "IMPL")
     library.impl("tree_attention", torch_ops.LAUNCHES["tree_attention"], "CPU", allow_override=True)
     yield plans

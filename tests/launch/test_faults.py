@@ -89,7 +89,7 @@ def test_unaligned_memory_is_a_new_specialisation(gpu: simulated_gpu.Gpu) -> Non
 def test_an_operator_that_asks_its_tensors_is_seen(gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read of the host in a launch is on record with its place."""
     module = import_module("specdec_kernels.ops.tree_plan.launch")
-    sound = module.results
+    sound = module.result_tensors
 
     def asks(op: str, out: Any, specs: Any, device: torch.device) -> Any:
         found = sound(op, out, specs, device)
@@ -97,7 +97,7 @@ def test_an_operator_that_asks_its_tensors_is_seen(gpu: simulated_gpu.Gpu, monke
         return found
 
     call = make_sample("tree_plan", SIZES, "cuda")
-    monkeypatch.setattr(module, "results", asks)
+    monkeypatch.setattr(module, "result_tensors", asks)
     gpu.clear()
     OPS["tree_plan"](*call.arguments)
     (read,) = gpu.host_reads

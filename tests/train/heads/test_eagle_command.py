@@ -72,7 +72,7 @@ def test_the_command_writes_a_head_as_published(whole: Run) -> None:
     """And what it wrote, in bfloat16, drafts as the head that was trained does when it is rounded so."""
     name, out = whole.name, whole.out
     assert f"specdec generate --model demo-target --drafter {name} -o head={out / 'head'}" in whole.shown
-    assert (out / "training_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (out / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     history = json.loads((out / "history.json").read_text())
     assert [each["step"] for each in history] == [0, 3, 6]
     assert history[-1]["held_loss"] < history[0]["held_loss"]
@@ -121,7 +121,7 @@ def test_a_killed_run_loses_no_step_and_ends_with_the_weights_of_one_that_was_no
     assert died.exitcode == -signal.SIGKILL, errors.read_text()
     assert read_stored_step(cut) == 4 and not (cut / "head").exists(), "four steps were whole"
     assert [each["step"] for each in json.loads((cut / "history.json").read_text())] == [0, 3], "as soon as measured"
-    assert (cut / "training_curve.png").read_bytes()[-8:-4] == b"IEND" and not list(cut.glob("*.partial"))
+    assert (cut / "curve.png").read_bytes()[-8:-4] == b"IEND" and not list(cut.glob("*.partial"))
 
     begun: list[int] = []
     blocks = trainer.blocks
@@ -144,12 +144,12 @@ def test_a_killed_run_loses_no_step_and_ends_with_the_weights_of_one_that_was_no
 def test_when_a_checkpoint_is_due() -> None:
     """By default behind every step that takes as long as writing one; else as the share says."""
     usual = Settings()
-    assert usual.due(step=0.0, since=0.0, cost=0.0), "the first step"
-    assert usual.due(step=2.0, since=2.0, cost=1.9)
-    assert not usual.due(step=2.0, since=18.0, cost=2.1) and usual.due(step=2.0, since=40.0, cost=2.1)
-    assert Settings(saving=1.0).due(step=0.1, since=0.1, cost=100.0)
+    assert usual.checkpoint_due(step=0.0, since=0.0, cost=0.0), "the first step"
+    assert usual.checkpoint_due(step=2.0, since=2.0, cost=1.9)
+    assert not usual.checkpoint_due(step=2.0, since=18.0, cost=2.1) and usual.checkpoint_due(step=2.0, since=40.0, cost=2.1)
+    assert Settings(saving=1.0).checkpoint_due(step=0.1, since=0.1, cost=100.0)
     half = Settings(saving=0.5)
-    assert half.due(step=1.0, since=3.0, cost=3.0) and not half.due(step=3.0, since=3.0, cost=3.1)
+    assert half.checkpoint_due(step=1.0, since=3.0, cost=3.0) and not half.checkpoint_due(step=3.0, since=3.0, cost=3.1)
     for share in (0.0, 1.1):
         with pytest.raises(ValueError, match="training lr, warm_up, saving: got"):
             Settings(saving=share)

@@ -47,8 +47,8 @@ def test_in_seconds_loss_falls_acceptance_rises_and_the_saved_head_drafts_the_sa
     first, last = progress.history[0], progress.history[-1]
     assert last["held_loss"] < 0.8 * first["held_loss"]
     assert last["tokens_per_step"] > first["tokens_per_step"] + 0.1
-    training_curve.training_curve(progress.history, tmp_path / "training_curve.png", "heads")
-    assert (tmp_path / "training_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    training_curve.training_curve(progress.history, tmp_path / "curve.png", "heads")
+    assert (tmp_path / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     save_medusa(heads, tmp_path / "head", base_model="demo-target", dtype=torch.float32)
 
     target, told = HuggingFaceTarget(model, max_rows=2, max_length=256), {}
@@ -120,7 +120,7 @@ def test_the_command_writes_head_tree_and_curve(
     train_medusa([text], layout="vllm", own_lm_head=False, **options)
     shown = capsys.readouterr().out
     assert f"specdec generate --model demo-target --drafter medusa -o head={out / 'head'}" in shown
-    assert (out / "training_curve.png").exists() and len(json.loads((out / "history.json").read_text())) == 2
+    assert (out / "curve.png").exists() and len(json.loads((out / "history.json").read_text())) == 2
     config = json.loads((out / "head" / "config.json").read_text())
     assert config["num_heads"] == 2 and config["original_lm_head"] and config["training"]["steps"] == 6
     target = HuggingFaceTarget(load_model("demo-target"), max_rows=1, max_length=64)
