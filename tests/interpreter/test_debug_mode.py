@@ -89,7 +89,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (commit, {"num_accepted": int32([3])}, "num_accepted of row 0 is 3"),
     (commit, {"rows": int32([2])}, "rows of row 0 is 2; expected a row of cache_lengths"),
     (commit, {"what": "scratch", "offsets": int32([0, 9]), "path": int32([0, 2, 4])[None]}, "nodes below 4, the scr"),
-    (commit, {"what": "pages", "lengths": int32([18])}, "kv_commit_pages: lengths of row 0 is 18; expected room for"),
+    (commit, {"what": "pages", "lengths": int32([18])}, "kv_commit_pages: lengths of row 0 is 18; expected space for"),
 ]
 
 
