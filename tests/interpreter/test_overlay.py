@@ -210,7 +210,7 @@ def test_numbers_at_the_ends_of_32_bits_lead_nowhere_else(number: int, monkeypat
         cells[:, 0] = -1
         cells[:, first::3] = number
         with use_backend("triton"), wrapping(), watched(*tensors_in(call.arguments), cells):
-            OPS["distribution_stats"](*call.arguments, overlay=replace(overlay, cells=cells))
+            OPS["distribution_stats"](*call.arguments, overlay=replace(overlay, words=cells))
 
 
 def test_operators_without_edits_take_no_overlay() -> None:

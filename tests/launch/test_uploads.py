@@ -46,7 +46,12 @@ def drafter(kind: str, target: HuggingFaceTarget, folder: Path) -> Any:
 
 
 KINDS = [
-    *(("none", "replay"), ("none", "rejection"), ("draft_model coupled", "replay"), ("draft_model drawn", "rejection")),
+    *(
+        ("none", "replay"),
+        ("none", "rejection"),
+        ("draft_model coupled", "replay"),
+        ("draft_model sampled", "rejection"),
+    ),
     *(("draft_tree top_k", "replay"), ("draft_tree without_replacement", "recursive_rejection"), ("medusa", "replay")),
     *(
         ("medusa greedy", "recursive_rejection"),
