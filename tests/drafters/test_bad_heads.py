@@ -96,10 +96,18 @@ def test_another_size(
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("medusa", {"medusa_num_heads": 2}, "config.json: medusa_num_heads is 2, but the file holds 5 heads; .*mend"),
+        (
+            "medusa",
+            {"medusa_num_heads": 2},
+            "config.json: medusa_num_heads is 2, but the file holds 5 heads; .*correct",
+        ),
         ("medusa", {"medusa_num_layers": 2}, "config.json: medusa_num_layers is 2, but the heads of the file have 1"),
-        ("blockwise", {"num_heads": 2}, "config.json: field 'num_heads' is 2, but outer.weight in .*; mend the field"),
-        ("eagle", {"num_hidden_layers": 2}, "config.json: field 'num_hidden_layers' is 2, the file has 1; .*mend"),
+        (
+            "blockwise",
+            {"num_heads": 2},
+            "config.json: field 'num_heads' is 2, but outer.weight in .*; correct the field",
+        ),
+        ("eagle", {"num_hidden_layers": 2}, "config.json: field 'num_hidden_layers' is 2, the file has 1; .*correct"),
         (
             "eagle3",
             {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},

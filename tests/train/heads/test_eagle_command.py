@@ -144,12 +144,14 @@ def test_a_killed_run_loses_no_step_and_ends_with_the_weights_of_one_that_was_no
 def test_when_a_checkpoint_is_due() -> None:
     """By default behind every step that takes as long as writing one; else as the share says."""
     usual = Settings()
-    assert usual.checkpoint_due(step=0.0, since=0.0, cost=0.0), "the first step"
-    assert usual.checkpoint_due(step=2.0, since=2.0, cost=1.9)
-    assert not usual.checkpoint_due(step=2.0, since=18.0, cost=2.1) and usual.checkpoint_due(step=2.0, since=40.0, cost=2.1)
-    assert Settings(saving=1.0).checkpoint_due(step=0.1, since=0.1, cost=100.0)
+    assert usual.checkpoint_due(step_seconds=0.0, seconds_since=0.0, checkpoint_seconds=0.0), "the first step"
+    assert usual.checkpoint_due(step_seconds=2.0, seconds_since=2.0, checkpoint_seconds=1.9)
+    assert not usual.checkpoint_due(step_seconds=2.0, seconds_since=18.0, checkpoint_seconds=2.1)
+    assert usual.checkpoint_due(step_seconds=2.0, seconds_since=40.0, checkpoint_seconds=2.1)
+    assert Settings(saving=1.0).checkpoint_due(step_seconds=0.1, seconds_since=0.1, checkpoint_seconds=100.0)
     half = Settings(saving=0.5)
-    assert half.checkpoint_due(step=1.0, since=3.0, cost=3.0) and not half.checkpoint_due(step=3.0, since=3.0, cost=3.1)
+    assert half.checkpoint_due(step_seconds=1.0, seconds_since=3.0, checkpoint_seconds=3.0)
+    assert not half.checkpoint_due(step_seconds=3.0, seconds_since=3.0, checkpoint_seconds=3.1)
     for share in (0.0, 1.1):
         with pytest.raises(ValueError, match="training lr, warm_up, saving: got"):
             Settings(saving=share)
