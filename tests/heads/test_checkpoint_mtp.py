@@ -151,11 +151,11 @@ BROKEN = [
     (lambda config, tensors: config.update(num_hidden_layers=61), "num_hidden_layers in config.json is 61, the target"),
     (
         lambda config, tensors: config.update(num_nextn_predict_layers=3),
-        r"config.json: field 'num_nextn_predict_layers' is 3, the file has modules in the places 2; expected 3 from 2",
+        r"config.json: field 'num_nextn_predict_layers' is 3, the file has modules at 2; expected 3 from 2",
     ),
     (
         lambda config, tensors: config.update(num_nextn_predict_layers=0),
-        "'num_nextn_predict_layers' is 0, the file has modules in the places 2",
+        "'num_nextn_predict_layers' is 0, the file has modules at 2",
     ),
     (
         lambda config, tensors: config.update(num_nextn_predict_layers="1"),
