@@ -12,9 +12,8 @@ _LEGEND = (
     "needs: chains or trees of draft tokens; auxiliary hidden states: hidden states of the target; host tokens: "
     "reads the text so far; "
     "node choices: the target's choice after every draft token",
-    "distribution: chosen tokens follow from the text (or, under replay, from the target's noise); drawn ones are "
-    "samples of a "
-    "distribution, which rules such as token and tree want",
+    "distribution: deterministic tokens follow from the text, or, under replay, from the target's noise; sampled ones "
+    "come from a distribution, which rules such as rejection and recursive_rejection test against",
     "num_draft_tokens=None: as many as the drafter's other options, or its heads, give; --draft-tokens sets it",
 )
 

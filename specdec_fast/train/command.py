@@ -1,4 +1,4 @@
-"""`specdec train demo-pair`, and heads (head_command.py, eagle_command.py): the command line of this package."""
+"""Command line of `specdec train`: the demo pair here, heads in the commands of `train/heads`."""
 
 from __future__ import annotations
 
