@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,9 @@ def test_targets_install_the_packages_of_tests_after_the_demo(root: Path, tmp_pa
     stamps = tmp_path / "env" / "stamps"
     stamps.mkdir(parents=True)
     command = ["make", "-n", "-C", str(root), f"VENV={tmp_path / 'env'}", target]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # a make that runs this test hands its own variables down in MAKEFLAGS
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES")}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
     assert "-r requirements/test.txt" in shown and "-r requirements/demo.txt" in shown
-    demo = subprocess.run([*command[:-1], "demo"], capture_output=True, text=True, check=True).stdout
+    demo = subprocess.run([*command[:-1], "demo"], capture_output=True, text=True, check=True, env=env).stdout
     assert "-r requirements/test.txt" not in demo and "-r requirements/demo.txt" in demo

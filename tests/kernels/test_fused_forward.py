@@ -31,6 +31,14 @@ def run(backend: str, table: DecoderTable, nodes: tuple[Any, ...]) -> torch.Tens
     return torch.ops.specdec.fused_forward(table.addresses, *nodes, *options)
 
 
+def amplification(table: DecoderTable) -> float:
+    """By how much an RMS norm can amplify a rounding error.
+
+    Over a hidden state of one number, the norm is `x / sqrt(x^2 + eps)`: its slope at 0 is `1 / sqrt(eps)`.
+    """
+    return 1.0 if table.embedding.shape[1] > 1 else table.eps**-0.5
+
+
 @needs_cpu
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=60, deadline=None)
@@ -40,8 +48,7 @@ def test_against_float64(backend: str, case: Pass) -> None:
     want = run("reference", exact, case.nodes)
     got = run(backend, table, case.nodes)
     assert got.shape == want.shape and got.dtype == torch.float32
-    # in float32 torch's own operators err by a few of these too; a norm over one number is a sign, whatever its size
-    steep = 1e-5 if exact.embedding.shape[1] > 1 else 1e-3
+    steep = 1e-5 * amplification(exact)  # torch's own float32 operators have errors of a few times this size
     torch.testing.assert_close(got.double(), want, rtol=steep, atol=4 * steep)
     for name in ("keys", "values"):
         for one, other in zip(getattr(table, name), getattr(exact, name)):
@@ -190,6 +197,5 @@ def test_the_error_is_at_most_twice_that_of_torch(isa: str, case: Pass) -> None:
     exact = run("reference", table, case.nodes)
     own = errors(run("reference", case.table(torch.float32), case.nodes), exact, size)
     found = errors(run(isa, case.table(torch.float32), case.nodes), exact, size)
-    steep = 1 if table.embedding.shape[1] > 1 else 100  # a norm over one number is a sign, whatever its size
-    limits = [2 * error + steep * floor for error, floor in zip(own, FLOOR, strict=True)]
+    limits = [2 * error + amplification(table) * floor for error, floor in zip(own, FLOOR, strict=True)]
     assert all(error <= limit for error, limit in zip(found, limits, strict=True)), (found, own)
