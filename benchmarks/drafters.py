@@ -190,7 +190,7 @@ def datastore(folder: Path, tokenizer: Any) -> Path:
 def tuned_shape(temperature: float, nodes: int = 8) -> tuple[int, ...]:
     """The static tree that promises most for the bundled pair, measured on prompts of their own kind."""
     from specdec_fast.trees.topology import best_shape
-    from specdec_fast.tune.draft_tree import measure as rates_of
+    from specdec_fast.tune.draft_tree_acceptance import measure as rates_of
 
     engine = load("demo-target", "demo-draft", drafter="draft_tree", max_rows=8, max_length=256)
     made: Any = engine.drafter

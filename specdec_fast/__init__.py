@@ -52,6 +52,6 @@ def __getattr__(name: str) -> object:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     if name.startswith("_"):  # tools look for such names; a hint would load torch
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from specdec_fast.core.names import missing_attribute
+    from specdec_fast.core.former_names import missing_attribute
 
     raise missing_attribute(f"module {__name__!r}", name, _HOME)

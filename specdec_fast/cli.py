@@ -23,17 +23,17 @@ from typer.core import TyperGroup
 from specdec_fast import __version__
 from specdec_fast.commands.demo import demo
 from specdec_fast.commands.drafters import drafters
+from specdec_fast.commands.error_wording import NAMED, in_flags
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
-from specdec_fast.commands.option_names import NAMED, in_flags
 
 # Applications of other modules, imported only when they run: name -> (module with `app`, line of help).
 MOUNTED = {
     "datastore": ("specdec_fast.commands.datastore", "Build and inspect datastores for the drafter `rest`."),
     "kernels": ("specdec_fast.commands.kernels", "List, check, inspect and time operators and their backends."),
-    "train": ("specdec_fast.train.command", "Train heads for any model, or the bundled pair."),
-    "tune": ("specdec_fast.commands.tune", "Tune layers, trees and heads of a drafter by measurement."),
+    "train": ("specdec_fast.train.demo_pair.command", "Train heads for any model, or the bundled pair."),
+    "tune": ("specdec_fast.commands.tune_layers", "Tune layers, trees and heads of a drafter by measurement."),
 }
 
 _OUTPUT = "standard output"
@@ -82,7 +82,7 @@ def _complain(error: Exception) -> None:
 
 def _hint_at_option(error: Any) -> None:
     """Adds our name of an unknown option to the error, if another engine or an earlier version uses that name."""
-    from specdec_fast.core.names import FOREIGN_ARGUMENTS, RENAMED_ARGUMENTS
+    from specdec_fast.core.former_names import FOREIGN_ARGUMENTS, RENAMED_ARGUMENTS
 
     name = error.option_name.lstrip("-").replace("-", "_")
     theirs = {old: ours for table in FOREIGN_ARGUMENTS.values() for old, ours in table.items()}

@@ -55,7 +55,7 @@ def step_jobs() -> list[Job]:
 
 def tiny_jobs() -> list[Job]:
     """Returns one job of each kind, for rehearsals."""
-    from specdec_kernels.testing.samples import Sizes
+    from specdec_kernels.testing.samples_attention import Sizes
 
     return [Job("operator", ("tree_plan", Sizes())), Job("step", ("tiny", "eagle3", 1, 2, "graph"))]
 

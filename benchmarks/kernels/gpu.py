@@ -35,7 +35,7 @@ from specdec_kernels.inspection.timing import (
     shapes_of,
 )
 from specdec_kernels.testing.agreement import SAMPLES, TOLERANCE, make_timed_sample, tensors_in
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 
 
 def peers(

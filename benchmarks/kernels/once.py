@@ -17,7 +17,7 @@ from benchmarks.kernels.nvidia_tools import REHEARSAL
 from specdec_kernels import OPS, use_backend
 from specdec_kernels.inspection.timing import shapes_of
 from specdec_kernels.testing.agreement import SAMPLES, cases, make_sample, make_timed_sample
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 
 SMALL = Sizes(rows=2, nodes=5, length=33, vocab=1030)
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.kernels.whole_chains import flashinfer_whole_chain, torch_chain, vllm_whole_chain
-from specdec_kernels.testing.samples import Call
+from benchmarks.kernels.verify_peers import flashinfer_whole_chain, torch_chain, vllm_whole_chain
+from specdec_kernels.testing.samples_attention import Call
 
 sys.path += [each for each in os.environ.get("SPECDEC_PEERS", "").split(os.pathsep) if each]
 Run = Callable[[], Any]

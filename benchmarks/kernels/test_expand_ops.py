@@ -16,7 +16,7 @@ import torch
 
 from specdec_kernels import Growth, tree_expand, tree_grow, use_backend
 from specdec_kernels.dispatch import extension
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 from specdec_kernels.testing.samples_verify import grow
 
 pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")

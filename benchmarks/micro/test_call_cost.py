@@ -29,7 +29,7 @@ from specdec_kernels import OPS, use_backend
 from specdec_kernels.dispatch import argument_checks, extension
 from specdec_kernels.dispatch.torch_ops import _find_launch
 from specdec_kernels.testing.agreement import make_sample
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 from specdec_kernels.triton_shared import triton_backend
 
 STEP_PATH = (

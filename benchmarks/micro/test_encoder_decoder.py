@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from specdec_fast import SamplingParams
-from specdec_fast.targets.encoder_decoder import jacobi_translate
+from specdec_fast.targets.encoder_decoder_jacobi import jacobi_translate
 
 SOURCE, LENGTH = list(range(10, 40)), 32
 SHAPE = {

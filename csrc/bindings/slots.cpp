@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "bindings/arguments.h"
-#include "kv_commit/slots.h"
+#include "kv_cache/slots.h"
 
 namespace specdec::bindings {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "kv_commit/slots.h"
+#include "kv_cache/slots.h"
 #include "sampling/sample.h"
 
 namespace specdec {

@@ -8,7 +8,7 @@
 
 #include "distribution/lanes.h"
 #include "distribution/row_masses.h"
-#include "distribution/row_rough.h"
+#include "distribution/row_upper_bound.h"
 #include "distribution/row_peak.h"
 
 namespace specdec {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "sanitize/cases.h"
+#include "sanitize/random_inputs.h"
 #include "trees/tree.h"
 
 namespace specdec::sanitize {

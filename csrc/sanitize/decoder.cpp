@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "sanitize/cases.h"
+#include "sanitize/random_inputs.h"
 
 namespace specdec::sanitize {
 namespace {

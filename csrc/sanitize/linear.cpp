@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "sanitize/cases.h"
+#include "sanitize/random_inputs.h"
 
 namespace specdec::sanitize {
 

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "parallel.h"
-#include "sanitize/cases.h"
+#include "sanitize/random_inputs.h"
 
 namespace specdec {
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "ngram/match.h"
-#include "sanitize/cases.h"
+#include "sanitize/random_inputs.h"
 
 namespace specdec::sanitize {
 

@@ -1,6 +1,6 @@
 #include <limits>
 
-#include "sanitize/cases.h"
+#include "sanitize/random_inputs.h"
 #include "sampling/process_logits.h"
 
 namespace specdec::sanitize {

@@ -3,7 +3,7 @@
 #include <limits>
 #include <vector>
 
-#include "sanitize/cases.h"
+#include "sanitize/random_inputs.h"
 #include "distribution/distribution_stats.h"
 
 namespace specdec::sanitize {

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "sanitize/cases.h"
+#include "sanitize/random_inputs.h"
 #include "suffix/array.h"
 #include "suffix/automaton.h"
 #include "suffix/counted_tree.h"

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "suffix/grow.h"
+#include "suffix/best_first.h"
 
 namespace specdec::suffix {
 

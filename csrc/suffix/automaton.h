@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "suffix/edges.h"
-#include "suffix/grow.h"
+#include "suffix/best_first.h"
 
 namespace specdec::suffix {
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "suffix/grow.h"
+#include "suffix/best_first.h"
 
 namespace specdec::suffix {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "distribution/kept_row.h"
+#include "distribution/cached_row.h"
 #include "sampling/gumbel_race.h"
 #include "trees/tree.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "parallel.h"
-#include "distribution/columns.h"
+#include "distribution/draft_vocab.h"
 #include "distribution/distribution_stats.h"
 #include "sampling/gumbel_race.h"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specdec_fast.commands.option_names import in_flags
+from specdec_fast.commands.error_wording import in_flags
 
 if TYPE_CHECKING:
     from specdec_fast.commands.open_engine import Setup

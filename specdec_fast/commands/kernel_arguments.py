@@ -51,7 +51,7 @@ def _usable_memory() -> int:
 
 def _parse_size(word: str, name: str, value: str) -> int:
     """Parses one size; raises ValueError unless it is a whole number within its bounds."""
-    from specdec_kernels.testing.samples import BOUNDS
+    from specdec_kernels.testing.samples_attention import BOUNDS
 
     least, most = BOUNDS[name]
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 16 else -1
@@ -68,7 +68,7 @@ def parse_sizes(op: str, words: Sequence[str]) -> Any:
     """
     from specdec_kernels.names import hint, unknown_name
     from specdec_kernels.testing.agreement import SAMPLES
-    from specdec_kernels.testing.samples import Sizes, estimate_bytes
+    from specdec_kernels.testing.samples_attention import Sizes, estimate_bytes
 
     known = SAMPLES[op].names
     dtypes = {str(each).removeprefix("torch."): each for each in SAMPLES[op].dtypes}

@@ -186,7 +186,7 @@ def inspect(
     """
     from specdec_kernels.inspection import machine_code
     from specdec_kernels.names import unknown_name
-    from specdec_kernels.triton_shared.variant import ARCHITECTURES
+    from specdec_kernels.triton_shared.aot_config import ARCHITECTURES
 
     reason = machine_code.unavailable_reason()
     if reason is not None:

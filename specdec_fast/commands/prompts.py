@@ -162,7 +162,7 @@ def _entry(given: Any, where: str, *, alone: bool) -> Entry:
 
 def _checked(settings: dict[str, Any], where: str) -> dict[str, Any]:
     """Converts sampling parameters from JSON, whose keys are text; the values are checked later."""
-    from specdec_fast.core.names import argument_hint
+    from specdec_fast.core.former_names import argument_hint
     from specdec_fast.sampling.params import SamplingParams
 
     known = [each.name for each in fields(SamplingParams) if each.name != "grammar"]

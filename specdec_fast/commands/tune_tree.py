@@ -65,9 +65,9 @@ def tree(
     from specdec_fast.commands.prompts import bundled_workload, one_of_each, read_prompts
     from specdec_fast.sampling.params import SamplingParams
     from specdec_fast.trees.topology import best_shape, expected_tokens, write_shape
-    from specdec_fast.tune.draft_tree import measure
-    from specdec_fast.tune.parallel_heads import measure_heads
-    from specdec_fast.tune.recurrent_heads import measure_recurrent
+    from specdec_fast.tune.draft_tree_acceptance import measure
+    from specdec_fast.tune.parallel_head_acceptance import measure_heads
+    from specdec_fast.tune.recurrent_head_acceptance import measure_recurrent
 
     if out.is_dir():
         raise ValueError(f"--out: got {str(out)!r}, a folder; expected a file to write")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_fast.core.device_packing import pack_nodes
+from specdec_fast.core.cuda_graph_packing import pack_nodes
 from specdec_fast.draft_runners.draft_chain_runner import DraftChainRunner
 from specdec_fast.interfaces import Acceptance, CudaGraphRows, CudaGraphTrees, StateView, TargetOutput
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.core.device_packing import build_packed_draft, pack_nodes
+from specdec_fast.core.cuda_graph_packing import build_packed_draft, pack_nodes
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, CudaGraphRows, CudaGraphTrees, StateView, TargetOutput
 from specdec_fast.sampling.sampling_tensors import SamplingTensors

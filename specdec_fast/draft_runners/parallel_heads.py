@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import current_stream_id, host_to_device, select_entries
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.names import RENAMED_PICKS
+from specdec_fast.core.former_names import RENAMED_PICKS
 from specdec_fast.interfaces import (
     Acceptance,
     Budget,

@@ -13,7 +13,7 @@ from numbers import Integral
 from pkgutil import iter_modules
 from typing import Any
 
-from specdec_fast.core.names import argument_hint
+from specdec_fast.core.former_names import argument_hint
 from specdec_fast.interfaces import Drafter, DrafterParts, Target
 from specdec_kernels.names import unknown_name
 

@@ -19,7 +19,7 @@ from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, select_entries
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.names import RENAMED_PICKS
+from specdec_fast.core.former_names import RENAMED_PICKS
 from specdec_fast.draft_runners.cross_vocab import CrossVocab
 from specdec_fast.draft_runners.cuda_graph_chains import CudaGraphChains
 from specdec_fast.draft_runners.draft_chain_runner import DraftChainRunner

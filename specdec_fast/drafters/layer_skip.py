@@ -24,10 +24,10 @@ from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, select_entries
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.names import RENAMED_PICKS
+from specdec_fast.core.former_names import RENAMED_PICKS
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling.target_distributions import chain_distributions
-from specdec_fast.targets.skipped_layers import SkippedLayers, choice_path, read_choice
+from specdec_fast.targets.layer_choice import SkippedLayers, choice_path, read_choice
 from specdec_kernels import draft_sample
 from specdec_kernels.names import unknown_name
 

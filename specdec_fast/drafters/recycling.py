@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.names import RENAMED_PICKS
+from specdec_fast.core.former_names import RENAMED_PICKS
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.retrieval.suffix_index import structures
 from specdec_kernels import tree_expand

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.names import RENAMED_PICKS
+from specdec_fast.core.former_names import RENAMED_PICKS
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.retrieval.datastore import Datastore
 from specdec_fast.retrieval.suffix_index import structures

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from specdec_fast.adaptive.budget import BudgetPolicy, budget_for
-from specdec_fast.core.names import explain_names
+from specdec_fast.core.former_names import explain_names
 from specdec_fast.engine.cuda_graph.eligibility import (
     CaptureFailures,
     engine_ineligible_reasons,
@@ -24,11 +24,11 @@ from specdec_fast.engine.cuda_graph.eligibility import (
 )
 from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
 from specdec_fast.engine.drafter_runner import DrafterRunner
-from specdec_fast.engine.generation import generate, stream
-from specdec_fast.engine.outputs import collect_row_outputs, emit_tokens, graph_row_output
+from specdec_fast.engine.output_processor import collect_row_outputs, emit_tokens, graph_row_output
 from specdec_fast.engine.request import Handle, Prompt, create_handle, encode_prompt, resolve_params
 from specdec_fast.engine.scheduler import Scheduler
 from specdec_fast.engine.stats import Clock
+from specdec_fast.engine.streaming import generate, stream
 from specdec_fast.engine.synchronized import synchronized
 from specdec_fast.engine.warmup import warm
 from specdec_fast.interfaces import Drafter, Needs, Rule, Target

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft, ProposalKind
-from specdec_fast.core.names import RENAMED_PICKS
+from specdec_fast.core.former_names import RENAMED_PICKS
 from specdec_fast.interfaces import Rng, Rule
 from specdec_fast.lab.exact_distributions import takes_trees
 from specdec_kernels import draft_sample, replay_sample, tree_plan

@@ -23,8 +23,8 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.engine.engine import Engine
 from specdec_fast.engine.request import Prompt
 from specdec_fast.interfaces import Acceptance, Rng, Rule
+from specdec_fast.lab.draft_logits_oracle import PlainDraft, plain_draft, plain_output
 from specdec_fast.lab.rational_oracle import dist_of_logits
-from specdec_fast.lab.reference_drafts import PlainDraft, plain_draft, plain_output
 from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, distribution_stats
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec_fast.adaptive.budget import BudgetPolicy, budget_for
-from specdec_fast.core.names import explain_arguments
+from specdec_fast.core.former_names import explain_arguments
 from specdec_fast.drafters import (
     check_draft_model,
     check_option_names,

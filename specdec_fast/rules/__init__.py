@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from specdec_fast.core.names import RENAMED_RULES
+from specdec_fast.core.former_names import RENAMED_RULES
 from specdec_fast.interfaces import Needs, Rule
 from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels.names import unknown_name

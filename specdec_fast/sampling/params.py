@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from specdec_fast.core.names import explain_names
+from specdec_fast.core.former_names import explain_names
 from specdec_fast.sampling.grammar import GrammarState, Matcher
 
 _SEED_LIMIT = 2**63

@@ -18,7 +18,7 @@ from torch.nn.functional import cosine_similarity
 
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_fast.targets.skipped_layers import SkippedLayers
+from specdec_fast.targets.layer_choice import SkippedLayers
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from specdec_fast.drafters import get_drafter
 from specdec_fast.engine.engine import Engine
 from specdec_fast.extras import require
 from specdec_fast.sampling.params import SamplingParams
-from specdec_fast.targets.skipped_layers import SkippedLayers
+from specdec_fast.targets.layer_choice import SkippedLayers
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.kernels import gpu  # noqa: E402
 from benchmarks.kernels.gpu import peers  # noqa: E402
 from benchmarks.kernels.peers import PEERS, Peer, index_copy  # noqa: E402
-from benchmarks.kernels.whole_chains import kept, torch_chain  # noqa: E402
+from benchmarks.kernels.verify_peers import kept, torch_chain  # noqa: E402
 from specdec_kernels import OPS, use_backend  # noqa: E402
 from specdec_kernels.testing.agreement import SAMPLES, make_sample  # noqa: E402
-from specdec_kernels.testing.samples import Call, Sizes  # noqa: E402
+from specdec_kernels.testing.samples_attention import Call, Sizes  # noqa: E402
 
 SIZES = (Sizes(nodes=6, length=40, heads=4, kv_heads=2, width=16, vocab=200),)
 HERE = {peer.name for peer in PEERS if not peer.gpu}

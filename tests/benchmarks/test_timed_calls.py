@@ -23,7 +23,7 @@ from specdec_kernels.testing.agreement import (  # noqa: E402
     run_sample,
     tensors_in,
 )
-from specdec_kernels.testing.samples import Sizes, attention_with_plan  # noqa: E402
+from specdec_kernels.testing.samples_attention import Sizes, attention_with_plan  # noqa: E402
 
 
 def test_caches_of_a_cpu_are_left_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

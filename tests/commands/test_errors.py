@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specdec_fast.commands.option_names import in_flags
+from specdec_fast.commands.error_wording import in_flags
 from specdec_fast.commands.prompts import read_prompts
 
 # Arguments ({name} is a folder of the `models` fixture) and what the message must contain.

@@ -20,7 +20,7 @@ from specdec_kernels.inspection import machine_code
 from specdec_kernels.inspection.machine_code import Cost
 from specdec_kernels.testing import agreement
 from specdec_kernels.testing.agreement import SAMPLES
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 from specdec_kernels.testing.samples_options import OPTIONS
 from specdec_kernels.triton_shared import triton_backend
 

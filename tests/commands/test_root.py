@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from specdec_fast import __version__, cli
-from specdec_fast.core import names
+from specdec_fast.core import former_names
 
 
 def test_version(run: Any) -> None:
@@ -66,7 +66,7 @@ def test_an_option_that_another_command_has(run: Any) -> None:
 
 
 def test_an_option_by_its_former_name(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(names.RENAMED_ARGUMENTS, "former", "num_draft_tokens")
+    monkeypatch.setitem(former_names.RENAMED_ARGUMENTS, "former", "num_draft_tokens")
     result = run("generate", "x", "--former", "3")
     assert result.exit_code == 2
     assert "No such option: --former; --former is now called --draft-tokens " in " ".join(result.stderr.split())

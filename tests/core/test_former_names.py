@@ -13,7 +13,7 @@ import pytest
 
 import specdec_fast
 from specdec_fast import Engine, SamplingParams, get_rule, load
-from specdec_fast.core import names
+from specdec_fast.core import former_names
 from specdec_fast.drafters import make_drafter
 from specdec_fast.rules import rule_names
 from specdec_fast.targets.huggingface import HuggingFaceTarget
@@ -38,12 +38,12 @@ def refused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("place", "theirs"), [(place, each) for place, table in names.FOREIGN_ARGUMENTS.items() for each in table]
+    ("place", "theirs"), [(place, each) for place, table in former_names.FOREIGN_ARGUMENTS.items() for each in table]
 )
 def test_an_argument_of_another_engine(place: str, theirs: str) -> None:
     call = PLACES[place]
     args = [] if place == "SamplingParams" else [None, []] if place == "Engine.generate" else ["demo-target"]
-    ours = names.FOREIGN_ARGUMENTS[place][theirs]
+    ours = former_names.FOREIGN_ARGUMENTS[place][theirs]
     words = f"specdec-fast calls this {ours}" if ours.isidentifier() else ours
     assert refused(call, *args, **{theirs: 1}) == f"{place}() got an unexpected keyword argument {theirs!r}; {words}"
     known = inspect.signature(call).parameters
@@ -85,9 +85,9 @@ def test_an_option_of_a_drafter(engine: Engine) -> None:
         assert str(error.value).endswith(f"; {words}")
 
 
-@pytest.mark.parametrize("theirs", sorted(names.FOREIGN_ATTRIBUTES))
+@pytest.mark.parametrize("theirs", sorted(former_names.FOREIGN_ATTRIBUTES))
 def test_a_method_of_another_engine(engine: Engine, theirs: str) -> None:
-    ours = names.FOREIGN_ATTRIBUTES[theirs]
+    ours = former_names.FOREIGN_ATTRIBUTES[theirs]
     assert hasattr(engine, ours.partition(" ")[0].strip(",")) and not hasattr(engine, theirs)
     with pytest.raises(AttributeError) as error:
         getattr(engine, theirs)
@@ -104,9 +104,9 @@ def test_attributes_that_do_not_exist(engine: Engine, monkeypatch: pytest.Monkey
         engine.idle  # noqa: B018
 
 
-@pytest.mark.parametrize("theirs", sorted(names.FOREIGN_EXPORTS))
+@pytest.mark.parametrize("theirs", sorted(former_names.FOREIGN_EXPORTS))
 def test_a_class_of_another_engine(theirs: str) -> None:
-    ours = names.FOREIGN_EXPORTS[theirs]
+    ours = former_names.FOREIGN_EXPORTS[theirs]
     assert hasattr(specdec_fast, ours.split()[0].strip(";,"))
     with pytest.raises(AttributeError) as error:
         getattr(specdec_fast, theirs)
@@ -119,9 +119,9 @@ def test_parameters_are_made_copied_and_shown_as_before() -> None:
     assert list(inspect.signature(SamplingParams).parameters)[:2] == ["temperature", "top_k"]
 
 
-@pytest.mark.parametrize("old", sorted(names.RENAMED_RULES))
+@pytest.mark.parametrize("old", sorted(former_names.RENAMED_RULES))
 def test_a_rule_by_its_former_name(old: str) -> None:
-    new = names.RENAMED_RULES[old]
+    new = former_names.RENAMED_RULES[old]
     with pytest.raises(
         ValueError, match=f"^rule: got '{old}'; expected one of .*; rule '{old}' is now called '{new}'$"
     ):
@@ -129,10 +129,10 @@ def test_a_rule_by_its_former_name(old: str) -> None:
 
 
 def test_new_names_exist_and_former_ones_do_not() -> None:
-    assert set(names.RENAMED_RULES.values()) <= set(rule_names())
-    assert not names.RENAMED_RULES.keys() & set(rule_names())
-    for old, new in names.RENAMED_EXPORTS.items():
+    assert set(former_names.RENAMED_RULES.values()) <= set(rule_names())
+    assert not former_names.RENAMED_RULES.keys() & set(rule_names())
+    for old, new in former_names.RENAMED_EXPORTS.items():
         with pytest.raises(AttributeError, match=f"{old!r} is now called {new!r}"):
             getattr(specdec_fast, old)
-    for old, new in names.RENAMED_ARGUMENTS.items():
+    for old, new in former_names.RENAMED_ARGUMENTS.items():
         assert refused(load, "demo-target", **{old: True}).endswith(f"; {old!r} is now called {new!r}")

@@ -16,7 +16,7 @@ from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_kernels import OPS, tree_attention, use_backend
 from specdec_kernels.dispatch import meta_kernels, torch_ops
 from specdec_kernels.testing.agreement import TOLERANCE, check, difference, make_sample, make_timed_sample, tensors_in
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 from specdec_kernels.testing.samples_options import OPTIONS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -13,7 +13,7 @@ from oracles.packed_trees import Batch, Shape, build
 
 from specdec_kernels import AttentionPlan, plan_for, tree_attention, tree_plan, use_backend
 from specdec_kernels.ops.tree_attention import launch
-from specdec_kernels.testing.samples import int32
+from specdec_kernels.testing.samples_attention import int32
 
 LENGTH, NODES = 140, 3
 WAYS = ("pieces", "one piece", "fixed pieces", "shares")

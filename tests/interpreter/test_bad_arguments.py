@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec_kernels import OPS, UnsupportedError, use_backend
 from specdec_kernels.dispatch import argument_checks
 from specdec_kernels.testing.agreement import make_sample, map_tensors, tensors_in
-from specdec_kernels.testing.samples import Call
+from specdec_kernels.testing.samples_attention import Call
 
 EVERY: dict[str, Callable[[], Call]] = {
     **CASES,

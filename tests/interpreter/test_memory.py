@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specdec_kernels import OPS, use_backend
 from specdec_kernels.dispatch import argument_checks, torch_ops
 from specdec_kernels.testing.agreement import TOLERANCE, difference, make_sample, run_sample, tensors_in
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 
 SIZES = Sizes(vocab=3000, nodes=4)
 DIRECT = sorted(name for name, op in OPS.items() if op._direct_backends)

@@ -6,7 +6,7 @@ import pytest
 
 from specdec_kernels import OPS
 from specdec_kernels.testing import agreement
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 from specdec_kernels.testing.samples_options import OPTIONS
 
 SIZES = Sizes(rows=2, nodes=5, length=20, heads=4, kv_heads=2, width=32, vocab=1100)

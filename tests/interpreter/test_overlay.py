@@ -23,7 +23,7 @@ from specdec_kernels.dispatch import argument_checks
 from specdec_kernels.ops.process_logits_overlay import launch
 from specdec_kernels.overlay import PLANES, num_words
 from specdec_kernels.testing.agreement import difference, make_sample, map_tensors, tensors_in
-from specdec_kernels.testing.samples import Call
+from specdec_kernels.testing.samples_attention import Call
 
 HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
 FOLDING = {name: op._overlaid for name, op in OPS.items() if op._overlaid is not None}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec_kernels import OPS, use_backend
 from specdec_kernels.testing.agreement import make_sample, map_tensors, tensors_in
-from specdec_kernels.testing.samples import Call, Sizes
+from specdec_kernels.testing.samples_attention import Call, Sizes
 
 VOCAB = 9001
 STRIDE = 9008

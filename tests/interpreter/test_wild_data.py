@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec_kernels import OPS, attention_plan, tree_attention, use_backend
 from specdec_kernels.dispatch import argument_checks
 from specdec_kernels.testing.agreement import make_sample, map_tensors, tensors_in
-from specdec_kernels.testing.samples import Call, int32
+from specdec_kernels.testing.samples_attention import Call, int32
 
 SEEDS = range(3)
 WILD = (-1000, -1, 13, 1000, 1000)

@@ -12,7 +12,7 @@ import torch
 from specdec_kernels import tree_attention, use_backend
 from specdec_kernels.dispatch import extension
 from specdec_kernels.testing.agreement import make_sample
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 
 BACKENDS = ["reference", None] + ([] if extension.unavailable_reason() else ["cpu"])
 NAMES = ("query", "key_cache", "value_cache", "page_table", "lengths", "offsets", "ancestors", "depth")

@@ -14,7 +14,7 @@ from oracles.capture_guard import capture_guard
 from specdec_kernels import OPS
 from specdec_kernels.dispatch import argument_checks
 from specdec_kernels.testing.agreement import make_sample
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 from specdec_kernels.triton_shared import triton_backend
 
 if triton_backend.importlib.util.find_spec("triton") is None:

@@ -26,7 +26,7 @@ NAMES = sorted(
 PROBE = f"""
 import json, os, pathlib, torch
 from specdec_kernels import OPS, use_backend
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 from specdec_kernels.testing.samples_verify import VERIFY_SAMPLES
 
 def peak():

@@ -16,7 +16,7 @@ from specdec_kernels import OPS, use_backend
 from specdec_kernels.dispatch import extension, meta_kernels, torch_ops
 from specdec_kernels.dispatch.operator import UnsupportedError, _pick_graph_backend
 from specdec_kernels.testing.agreement import make_sample, tensors_in
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 
 pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 SIZES = Sizes(vocab=50, length=20, width=16)

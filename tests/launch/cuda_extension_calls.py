@@ -1,4 +1,4 @@
-"""Calls every operator of csrc/bindings/memory_cuda.cu on tensors of "cuda:1" while cuda:0 is the current device.
+"""Calls every operator of csrc/bindings/kv_cache_cuda.cu on tensors of "cuda:1" while cuda:0 is the current device.
 
     python cuda_extension_calls.py LIBRARY
 

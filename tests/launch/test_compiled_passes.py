@@ -83,7 +83,7 @@ def test_a_compiled_target_of_eagle_gives_the_same_text(graphs: list[Any], tmp_p
 
 
 def test_partial_passes_are_not_compiled(graphs: list[Any]) -> None:
-    from specdec_fast.targets.skipped_layers import SkippedLayers
+    from specdec_fast.targets.layer_choice import SkippedLayers
 
     target = HuggingFaceTarget(models.own("llama"), max_length=64, compile=True)
     assert target.cache.reserve(0, 16)
@@ -141,7 +141,7 @@ def test_calls_outside_of_a_pass_have_no_plan(planned: list[Any]) -> None:
     with torch_ops.share_attention_plans():
         pass
     from specdec_kernels.testing.agreement import make_sample
-    from specdec_kernels.testing.samples import Sizes
+    from specdec_kernels.testing.samples_attention import Sizes
 
     call = make_sample("tree_attention", Sizes(vocab=50, length=20, width=16))
     torch.ops.specdec.tree_attention(*call.arguments, call.options["scale"], 0.0, 0, None)

@@ -1,6 +1,6 @@
 """CUDA C++ without a GPU: every operator launches on the device of its tensors, on that device's current stream.
 
-nvcc compiles csrc/bindings/memory_cuda.cu as it is, and the object is linked with a stand-in of the CUDA runtime
+nvcc compiles csrc/bindings/kv_cache_cuda.cu as it is, and the object is linked with a stand-in of the CUDA runtime
 (`cuda_runtime.cpp`) that checks every launch and runs its threads on the host. Shown are the host functions: checks of
 arguments, device guard, stream, grid, block, packed parameters, choice of the copy unit, and what the threads then
 write. Not shown are machine code, races, the real runtime and torch's own device guard, which a CPU build lacks.
@@ -24,7 +24,7 @@ import torch
 from specdec_kernels.dispatch import extension
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "csrc" / "bindings" / "memory_cuda.cu"
+SOURCE = ROOT / "csrc" / "bindings" / "kv_cache_cuda.cu"
 RUNTIME = Path(__file__).with_name("cuda_runtime.cpp")
 CALLS = Path(__file__).with_name("cuda_extension_calls.py")
 THREADS = "128,1,1"

@@ -24,7 +24,7 @@ from specdec_kernels.ops.kv_commit import CacheTable
 from specdec_kernels.ops.process_logits import NodePaths
 from specdec_kernels.ops.tree_attention import plan_for
 from specdec_kernels.testing.agreement import cases, make_sample
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 
 pytestmark = [
     pytest.mark.aot,
@@ -73,7 +73,11 @@ def test_operators_launch_on_the_gpu_of_their_tensors(gpu: simulated_gpu.Gpu, na
 
 def launch_of(name: str) -> Callable[..., Any]:
     """The function of a `launch.py` that serves an operator."""
-    for path in (*OPERATORS.glob(f"{name}/launch.py"), *OPERATORS.glob("*/launch.py"), *OPERATORS.glob("*/shares.py")):
+    for path in (
+        *OPERATORS.glob(f"{name}/launch.py"),
+        *OPERATORS.glob("*/launch.py"),
+        *OPERATORS.glob("*/stream_k.py"),
+    ):
         module = import_module(".".join(("specdec_kernels.ops", *path.relative_to(OPERATORS).with_suffix("").parts)))
         if hasattr(module, name):
             found: Callable[..., Any] = getattr(module, name)
@@ -152,7 +156,7 @@ def test_an_error_in_a_launch_leaves_the_current_device(gpu: simulated_gpu.Gpu) 
 
 
 def test_a_kernel_without_the_guard_is_caught(gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    from specdec_kernels.triton_shared.device_kernel import DeviceKernel
+    from specdec_kernels.triton_shared.device_guard import DeviceKernel
 
     call = make_sample("tree_plan", SMALL, device=HERE)
     with monkeypatch.context() as patch:
@@ -179,7 +183,7 @@ def test_every_kernel_that_is_launched_sees_to_its_device() -> None:
     """Kernels that `jit.kernel` did not make would launch on the current device."""
     from triton.runtime.jit import JITFunction
 
-    from specdec_kernels.triton_shared.device_kernel import DeviceKernel
+    from specdec_kernels.triton_shared.device_guard import DeviceKernel
 
     places = {place for path in OPERATORS.rglob("*.py") for place in launched(path)}
     kernels = {place: getattr(import_module(place[0]), place[1]) for place in places}

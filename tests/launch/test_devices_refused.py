@@ -20,7 +20,7 @@ from specdec_kernels.dispatch.devices import MIN_SHARED_MEMORY, gpu_unavailable_
 from specdec_kernels.dispatch.operator import FallbackWarning
 from specdec_kernels.inspection.machine_code import CEILINGS
 from specdec_kernels.testing.agreement import make_sample
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 from specdec_kernels.triton_shared import triton_backend, versions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,7 +171,7 @@ def test_versions_of_triton(version: str, fits: bool) -> None:
 
 def test_an_untested_triton_warns_once_and_its_kernels_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
-    from specdec_kernels.triton_shared import device_kernel
+    from specdec_kernels.triton_shared import device_guard
 
     class Kernel:
         """What `triton.jit` returns in the interpreter, say."""
@@ -181,10 +181,10 @@ def test_an_untested_triton_warns_once_and_its_kernels_are_made(monkeypatch: pyt
     monkeypatch.setattr(triton, "__version__", "3.10.0")
     try:
         with pytest.warns(RuntimeWarning, match=r"Triton 3\.10\.0 is outside of the tested range, 3\.6 to 3\.9"):
-            assert device_kernel.on_own_device(kernel) is kernel
+            assert device_guard.on_own_device(kernel) is kernel
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert device_kernel.on_own_device(kernel) is kernel
+            assert device_guard.on_own_device(kernel) is kernel
     finally:
         versions.warn_if_untested.cache_clear()
 

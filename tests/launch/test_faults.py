@@ -16,7 +16,7 @@ from specdec_fast.engine.cuda_graph.step_program import StepProgram
 from specdec_kernels import OPS, simulated_gpu
 from specdec_kernels.simulated_gpu import LaunchError
 from specdec_kernels.testing.agreement import make_sample
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")

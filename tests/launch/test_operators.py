@@ -16,7 +16,7 @@ import torch
 from specdec_kernels import OPS, simulated_gpu, tree_plan, use_backend
 from specdec_kernels.ops.tree_plan import MOST_ROWS
 from specdec_kernels.testing.agreement import SAMPLES, cases, difference, make_sample, tensors_in
-from specdec_kernels.testing.samples import Call, Sizes
+from specdec_kernels.testing.samples_attention import Call, Sizes
 
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 TRITON = sorted(name for name in SAMPLES if any(backend.name == "triton" for backend in OPS[name].backends))

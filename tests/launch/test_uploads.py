@@ -15,7 +15,7 @@ from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_kernels import simulated_gpu
 from specdec_kernels.dispatch.torch_ops import LAUNCHES, MAX_TABLES, _find_table
 from specdec_kernels.testing.agreement import make_sample
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 
 pytestmark = [
     pytest.mark.aot,

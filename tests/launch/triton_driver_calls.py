@@ -33,7 +33,7 @@ from specdec_kernels import OPS, simulated_gpu
 from specdec_kernels.ops.tree_attention import plan_for
 from specdec_kernels.simulated_gpu.runtime import PROCESSORS
 from specdec_kernels.testing.agreement import SAMPLES, cases, make_sample
-from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_attention import Sizes
 
 HERE = 1
 """The device that operators are called on, while the first is the current one."""

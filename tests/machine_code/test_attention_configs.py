@@ -12,10 +12,10 @@ import pytest
 
 from specdec_kernels.inspection import machine_code
 from specdec_kernels.inspection.machine_code import measure
-from specdec_kernels.triton_shared.variant import Variant
+from specdec_kernels.triton_shared.aot_config import Variant
 
 config = pytest.importorskip("specdec_kernels.ops.tree_attention.config")
-variants = pytest.importorskip("specdec_kernels.ops.tree_attention.variants")
+variants = pytest.importorskip("specdec_kernels.ops.tree_attention.inspected_configs")
 
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 pytestmark = [

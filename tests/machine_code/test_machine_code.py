@@ -16,7 +16,7 @@ import pytest
 from benchmarks.kernels import compile_all
 from specdec_kernels.inspection import machine_code
 from specdec_kernels.inspection.machine_code import Cost, breaches, measure, variants
-from specdec_kernels.triton_shared.variant import Variant
+from specdec_kernels.triton_shared.aot_config import Variant
 
 pytestmark = [
     pytest.mark.aot,

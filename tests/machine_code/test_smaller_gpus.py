@@ -9,11 +9,11 @@ import torch
 
 from specdec_kernels.inspection import machine_code
 from specdec_kernels.inspection.machine_code import measure
-from specdec_kernels.triton_shared.variant import Variant
+from specdec_kernels.triton_shared.aot_config import Variant
 
 config = pytest.importorskip("specdec_kernels.ops.tree_attention.config")
 launch = pytest.importorskip("specdec_kernels.ops.tree_attention.launch")
-variants = pytest.importorskip("specdec_kernels.ops.tree_attention.variants")
+variants = pytest.importorskip("specdec_kernels.ops.tree_attention.inspected_configs")
 
 pytestmark = pytest.mark.aot
 compiles = pytest.mark.skipif(

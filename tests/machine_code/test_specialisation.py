@@ -21,7 +21,7 @@ from specdec_kernels import OPS
 from specdec_kernels.dispatch import argument_checks
 from specdec_kernels.inspection import machine_code
 from specdec_kernels.testing.agreement import SAMPLES, cases, make_sample, map_tensors
-from specdec_kernels.testing.samples import Call, Sizes
+from specdec_kernels.testing.samples_attention import Call, Sizes
 
 triton = pytest.importorskip("triton")
 kernel = pytest.importorskip("specdec_kernels.triton_shared.jit").kernel
@@ -33,7 +33,7 @@ pytestmark = [
 DEVICE = 77
 """Number of a GPU for which nothing else in this process compiles."""
 PLACES = {
-    "attention_plan": "tree_attention.shares", "kv_commit_scratch": "kv_commit.launch",
+    "attention_plan": "tree_attention.stream_k", "kv_commit_scratch": "kv_commit.launch",
     "kv_commit_pages": "kv_commit.launch", "rejection_verify_logits": "rejection_verify.launch",
 }  # fmt: skip
 OPERATORS = sorted(op for op in SAMPLES if any(each.name == "triton" for each in OPS[op].backends))
@@ -134,7 +134,7 @@ def test_serving_compiles_nothing_that_few_sizes_did_not(op: str, case: str, com
 def attend(sizes: Sizes, planned: bool) -> None:
     """Attention over trees, with a plan as targets on a GPU make it."""
     from specdec_kernels.ops.tree_attention.launch import plan_numbers, tree_attention
-    from specdec_kernels.ops.tree_attention.shares import attention_plan
+    from specdec_kernels.ops.tree_attention.stream_k import attention_plan
 
     for call in (made := make_sample("tree_attention", sizes), shifted(made)):
         query, keys, _, table, lengths, offsets, *_ = call.arguments

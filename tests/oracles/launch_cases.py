@@ -11,7 +11,7 @@ import torch
 
 from specdec_kernels import Forced, Growth, distribution_stats
 from specdec_kernels.testing.agreement import make_sample
-from specdec_kernels.testing.samples import Call, Sizes, int32
+from specdec_kernels.testing.samples_attention import Call, Sizes, int32
 
 SIZES = Sizes(rows=3, nodes=4, length=20, heads=2, kv_heads=1, width=16, vocab=130)
 

@@ -12,7 +12,7 @@ from oracles import models
 from torch.nn.functional import cosine_similarity
 
 from specdec_fast import HuggingFaceTarget
-from specdec_fast.targets.skipped_layers import SkippedLayers
+from specdec_fast.targets.layer_choice import SkippedLayers
 from specdec_fast.targets.tiny_models import tiny_model
 from specdec_fast.tune.layer_similarity import similar_choices
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from specdec_fast.targets.skipped_layers import SkippedLayers
+from specdec_fast.targets.layer_choice import SkippedLayers
 from specdec_fast.tune.search_plot import search_chart
 from specdec_fast.tune.skipped_layers import Trial
 

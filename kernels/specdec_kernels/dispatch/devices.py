@@ -105,7 +105,7 @@ def check_one_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
 def require_one_device(launch: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a launch that refuses tensors on several devices.
 
-    The kernels themselves run on the GPU of their tensors (`triton_shared/device_kernel.py`).
+    The kernels themselves run on the GPU of their tensors (`triton_shared/device_guard.py`).
 
     Args:
         launch: Function of an operator's `launch.py`.

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..dispatch.extras import install_hint
-from ..triton_shared.variant import Variant
+from ..triton_shared.aot_config import Variant
 
 _OPS = Path(__file__).parents[1] / "ops"
 CEILINGS = Path(__file__).with_name("ceilings.json")

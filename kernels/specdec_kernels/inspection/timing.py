@@ -25,7 +25,7 @@ from ..dispatch.operator import REFERENCE
 from ..dispatch.registry import OPS
 from ..graph_capture import capture
 from ..testing.agreement import SAMPLES, make_timed_sample, map_tensors, tensors_in
-from ..testing.samples import Call, Sizes, size_of
+from ..testing.samples_attention import Call, Sizes, size_of
 
 MOST_COPIES, MOST_HELD, MOST_HELD_CPU = 1024, 16 << 30, 384 << 20
 """Of the tensors of a call, and bytes of all copies together, on a GPU and on a CPU."""

@@ -9,7 +9,7 @@ a stand-in. Each part does what the real one does between a Python call and the 
   operators that were recorded, on the same memory.
 - A Triton launch (`launches.py`) binds and specialises its arguments, checks the globals of the kernel and compiles it.
   Grid, block, shared memory, device and stream are checked. The kernel does not run.
-- The CPU backend of the operator then writes the true results (`answers.py`), so an engine generates its true text.
+- The CPU backend of the operator then writes the true results (`launch_results.py`), so an engine generates its true text.
 
 Values of kernels are tested in Triton's interpreter and resources in compiled code; the stand-in covers what lies
 between the call and the kernel. It is kinder than CUDA in these ways, so a fault of these kinds passes:

@@ -16,7 +16,7 @@ from ..dispatch.registry import OPS
 from ..ops.fused_forward import DecoderTable
 from ..ops.kv_commit import CacheTable
 from ..triton_shared.triton_backend import INTERPRETED
-from .samples import CACHE_SAMPLES, Call, Sample, Sizes
+from .samples_attention import CACHE_SAMPLES, Call, Sample, Sizes
 from .samples_options import OPTIONS
 from .samples_verify import VERIFY_SAMPLES
 

@@ -18,7 +18,7 @@ from ..ops.process_logits import Forced
 from ..ops.process_logits_overlay import process_logits_overlay
 from ..ops.tree_grow import Growth, tree_grow
 from ..overlay import Overlay
-from .samples import Call, Sizes, attention, drafting, int32, random, size_of, to_default_device
+from .samples_attention import Call, Sizes, attention, drafting, int32, random, size_of, to_default_device
 from .samples_verify import (
     chain,
     chain_logits,

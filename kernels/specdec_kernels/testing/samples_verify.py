@@ -11,7 +11,19 @@ from torch import Tensor
 from ..ops.distribution_stats import distribution_stats
 from ..ops.process_logits import ALWAYS, Additions, NodePaths, Penalties, TokenMasks
 from ..ops.tree_grow import Growth
-from .samples import DTYPES, Call, Sample, Sizes, int32, make_plan, offsets, parents, random, size_of, to_default_device
+from .samples_attention import (
+    DTYPES,
+    Call,
+    Sample,
+    Sizes,
+    int32,
+    make_plan,
+    offsets,
+    parents,
+    random,
+    size_of,
+    to_default_device,
+)
 
 
 def logits(sizes: Sizes) -> Tensor:

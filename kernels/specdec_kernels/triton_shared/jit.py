@@ -11,7 +11,7 @@ from typing import Any
 
 import triton
 
-from .device_kernel import on_own_device
+from .device_guard import on_own_device
 
 
 def kernel(*specialised: str) -> Callable[[Callable[..., Any]], Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.core.device_packing import build_packed_draft, pack_nodes
+from specdec_fast.core.cuda_graph_packing import build_packed_draft, pack_nodes
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.state import DecodeState

@@ -15,7 +15,7 @@ from oracles.arrivals import requests, texts
 from oracles.automaton import AutomatonTarget, random_logits, scripted
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.core.device_packing import pack_nodes
+from specdec_fast.core.cuda_graph_packing import pack_nodes
 from specdec_fast.engine.cuda_graph import runner
 
 VOCAB = 9

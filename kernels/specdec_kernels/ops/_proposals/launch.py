@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors
 from ...overlay import Overlay
-from ...triton_shared.variant import Variant, size_type
+from ...triton_shared.aot_config import Variant, size_type
 from ..draft_sample.launch import (
     ProposalTensors,
     RejectionTensors,

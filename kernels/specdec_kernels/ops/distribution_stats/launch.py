@@ -10,8 +10,8 @@ from torch import Tensor
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...overlay import Overlay, launch_arguments
 from ...random import BLOCK
+from ...triton_shared.aot_config import Variant, size_type
 from ...triton_shared.jit import unaligned_vocab
-from ...triton_shared.variant import Variant, size_type
 from .reference import FARTHEST, check
 from .triton_kernel import join_blocks, scan_blocks
 

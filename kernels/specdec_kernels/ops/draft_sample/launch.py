@@ -11,9 +11,9 @@ from torch import Tensor
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...overlay import Overlay, launch_arguments
 from ...random import BLOCK, DRAFT, RECOVER
+from ...triton_shared.aot_config import Variant, size_type
 from ...triton_shared.jit import unaligned_vocab
 from ...triton_shared.residual import ResidualFlags
-from ...triton_shared.variant import Variant, size_type
 from .._proposals.batch import Distribution, DistributionBatch
 from .reference import check
 from .triton_kernel import sample_tokens, sum_block_masses

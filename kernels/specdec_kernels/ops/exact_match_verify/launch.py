@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...dispatch import argument_checks
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors
-from ...triton_shared.variant import Variant
+from ...triton_shared.aot_config import Variant
 from .reference import check, too_deep
 from .triton_kernel import follow_choices
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...triton_shared.variant import Variant
+from ...triton_shared.aot_config import Variant
 from .cache_table import CacheTable, make_tables
 from .reference import check_no_overlap, check_rows_and_lengths
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch.workspace import TensorSpec, result_tensors
-from ...triton_shared.variant import Variant
+from ...triton_shared.aot_config import Variant
 
 
 def kv_slots(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from ...triton_shared.variant import ARCHITECTURES, Variant
+from ...triton_shared.aot_config import ARCHITECTURES, Variant
 
 
 def head_tile(heads: int, width: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...dispatch import argument_checks
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
-from ...triton_shared.variant import Variant
+from ...triton_shared.aot_config import Variant
 from .reference import check_sizes
 
 TILE = 1024

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ...triton_shared.aot_config import Variant, size_type
 from ...triton_shared.jit import lanes_for, unaligned_vocab
-from ...triton_shared.variant import Variant, size_type
 from .processors import Additions, Forced, NodePaths, Penalties, TokenMasks
 from .reference import check
 from .triton_kernel import apply_sparse, forbid_tokens

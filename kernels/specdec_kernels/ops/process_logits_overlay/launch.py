@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...overlay import Overlay
-from ...triton_shared.variant import Variant
+from ...triton_shared.aot_config import Variant
 from ..process_logits.launch import FORBID_TYPES, SPARSE_TYPES, TREE_TYPES, ProcessorArguments
 from ..process_logits.processors import Additions, Forced, NodePaths, Penalties, TokenMasks
 from .reference import check, overlay_shape

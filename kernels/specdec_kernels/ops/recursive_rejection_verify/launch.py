@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...triton_shared.variant import Variant
+from ...triton_shared.aot_config import Variant
 from .._proposals.launch import NODES, reject_variants, thresholds_by, verify_by, walk_variant
 from .reference import check
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...dispatch import argument_checks
 from .._proposals.batch import DraftChains, Randomness
 from .._proposals.checks import check_draft, check_proposals, check_randomness, check_token_ids
-from .chains import ChainNodes
+from .reference_thresholds import ChainNodes
 
 REJECTION, BLOCK_RULE = "rejection", "block"
 """Names of the rules."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from ...dispatch import argument_checks
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors, total_bytes
 from ...overlay import Overlay
+from ...triton_shared.aot_config import Variant, size_type
 from ...triton_shared.jit import lanes_for
-from ...triton_shared.variant import Variant, size_type
 from .._proposals.batch import Distribution, DistributionBatch, DraftChains, Randomness, bind_chains
 from ..distribution_stats.launch import clear_stats, distribution_stats, unlisted_nodes
 from ..distribution_stats.launch import scratch as stats_scratch

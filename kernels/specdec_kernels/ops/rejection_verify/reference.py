@@ -11,8 +11,8 @@ from torch import Tensor
 from ...random import ACCEPT, RECOVER, sample_from_weights, uniform, words
 from .._proposals.batch import Distribution, DraftChains, bind_chains
 from ..distribution_stats.reference import distribution_stats, keep_rows, on_paths
-from .chains import ChainNodes, block_rule, log_ratios, rejection_rule, residual_weights
 from .checks import BLOCK_RULE, REJECTION, check
+from .reference_thresholds import ChainNodes, block_rule, log_ratios, rejection_rule, residual_weights
 
 
 def _thresholds(chains: DraftChains, rule: str) -> tuple[ChainNodes, Tensor, Tensor | None]:

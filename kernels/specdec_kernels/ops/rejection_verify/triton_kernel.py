@@ -33,10 +33,10 @@ from ...triton_shared.residual import (
     residual_weights,
 )
 from ...triton_shared.tree_links import row_bounds
-from . import chains
+from . import reference_thresholds
 
 BEYOND = tl.constexpr(1 << 30)
-LEAST_LOG_WEIGHT = tl.constexpr(chains.LEAST_LOG_WEIGHT)
+LEAST_LOG_WEIGHT = tl.constexpr(reference_thresholds.LEAST_LOG_WEIGHT)
 
 
 @kernel()

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...overlay import Overlay, launch_arguments
+from ...triton_shared.aot_config import Variant, size_type
 from ...triton_shared.jit import unaligned_vocab
-from ...triton_shared.variant import Variant, size_type
 from .reference import check
 from .triton_kernel import score_pieces, select_tokens
 

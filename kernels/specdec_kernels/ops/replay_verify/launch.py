@@ -10,7 +10,7 @@ from torch import Tensor
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors, total_bytes
 from ...overlay import Overlay
 from ...random import BLOCK
-from ...triton_shared.variant import Variant
+from ...triton_shared.aot_config import Variant
 from ..distribution_stats.launch import clear_stats, distribution_stats, unlisted_nodes
 from ..distribution_stats.launch import scratch as stats_scratch
 from ..exact_match_verify.launch import exact_match_verify

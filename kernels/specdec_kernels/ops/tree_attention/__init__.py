@@ -32,7 +32,7 @@ def _load_triton() -> Callable[..., Any]:
 
 
 def _load_plan() -> Callable[..., Any]:
-    from .shares import attention_plan
+    from .stream_k import attention_plan
 
     return attention_plan
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...triton_shared.jit import lanes_for
-from . import shares
+from . import stream_k
 from .checks import check_arguments
 from .config import (
     INVARIANT_ROWS,
@@ -25,8 +25,8 @@ from .config import (
     combine_tile,
     programs_per_processor,
 )
+from .inspected_configs import VARIANTS as VARIANTS
 from .plan import AttentionPlan, count_blocks, max_tiles_per_block
-from .variants import VARIANTS as VARIANTS
 
 PIECE_SLOTS = 1024
 """Slots of a piece in the batch-invariant mode. Pieces then begin at fixed slots, whatever else is in the batch."""
@@ -97,7 +97,7 @@ def _scratch(
 ) -> list[TensorSpec]:  # fmt: skip
     """Returns the specs of float32 memory for partial results."""
     if plan is not None and not batch_invariant:
-        return [((shares.partial_size(plan, query.shape[2]),), torch.float32)]
+        return [((stream_k.partial_size(plan, query.shape[2]),), torch.float32)]
     count = partition_call(query, key_cache, page_table, batch_invariant).pieces
     size = 0 if count == 1 else count * query.shape[0] * query.shape[1] * (query.shape[2] + 1)
     return [((size,), torch.float32)]
@@ -185,7 +185,7 @@ def tree_attention(
     config, count = shape.config, shape.pieces
     if plan is not None and not batch_invariant:
         numbered = plan_numbers(query, key_cache, page_table)
-        shares.check_plan(plan, numbered, shape.blocks, ancestors is None, window, columns * page_size)
+        stream_k.check_plan(plan, numbered, shape.blocks, ancestors is None, window, columns * page_size)
     else:
         plan = None
     wanted = _scratch(query, key_cache, value_cache, page_table, batch_invariant=batch_invariant, plan=plan)
@@ -204,7 +204,7 @@ def tree_attention(
     }  # fmt: skip
     if plan is not None:
         given = (*tensors, sinks, result, lse, key_scale, value_scale)
-        shares.launch_shares(plan, given, numbers, memory, kinds, config)
+        stream_k.launch_shares(plan, given, numbers, memory, kinds, config)
         return result if lse is None else (result, lse)
     size = count * nodes * heads
     part, part_lse = (memory[: size * width], memory[size * width :]) if count > 1 else (None, None)

@@ -9,8 +9,8 @@ from torch import Tensor
 from triton import next_power_of_2
 
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
+from ...triton_shared.aot_config import Variant, size_type
 from ...triton_shared.jit import lanes_for, unaligned_vocab
-from ...triton_shared.variant import Variant, size_type
 from .reference import check
 
 TILE = 4096

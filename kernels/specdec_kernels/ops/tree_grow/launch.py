@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors, total_bytes
+from ...triton_shared.aot_config import Variant
 from ...triton_shared.jit import lanes_for
-from ...triton_shared.variant import Variant
 from ..tree_expand.launch import scratch as expand_scratch
 from ..tree_expand.launch import tree_expand
 from ..tree_plan.launch import plan_specs, tree_plan

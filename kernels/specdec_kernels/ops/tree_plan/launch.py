@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...dispatch.workspace import TensorSpec, result_tensors
+from ...triton_shared.aot_config import Variant
 from ...triton_shared.jit import lanes_for
-from ...triton_shared.variant import Variant
 from .plan import MOST_NODES, MOST_ROWS, TreePlan
 
 MAX_LANES = 32_768

@@ -1,0 +1,31 @@
+// The vector code between a decoder's matrices for AVX2. Called only where the processor has it (fused_forward.cpp).
+#include "decoder/fused_forward.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+namespace specdec {
+namespace {
+#define SPECDEC_LANES 8
+#include "simd.h"
+#include "decoder/norm_rope_activation.h"
+}  // namespace
+
+const BetweenKernels kAvx2Between = {norm, rotate, gate};
+
+}  // namespace specdec
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

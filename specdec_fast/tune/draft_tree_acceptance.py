@@ -1,0 +1,135 @@
+"""How often the target's token is the draft's first, second, ... choice, by depth: the best static tree follows.
+
+Chen et al. 2024 (Sequoia), section 3: acceptance by rank, measured over texts that the target itself writes; here by
+depth too, for the walk gets deep where the text is easy. Tests: tests/tune/test_draft_tree_acceptance.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.engine.engine import Engine
+from specdec_fast.interfaces import Target
+from specdec_fast.sampling.params import SamplingParams
+from specdec_kernels import tree_expand
+from specdec_kernels.names import unknown_name
+
+ORDERS = ("coupled", "top_k")
+
+
+@torch.inference_mode()
+def ranks_of(
+    draft: Any,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    params: SamplingParams,
+    how: str,
+    width: int,
+    vocab_size: int,
+) -> list[int]:
+    """For each token of a text behind its prompt: its place among the draft's `width` best there, -1 for none.
+
+    how: "coupled" orders by the replay noise of the request (at temperature 0 there is none), "top_k" by the
+    distribution.
+    """
+    tokens = [*prompt, *text]
+    if not draft.cache.reserve(0, len(tokens)):
+        raise ValueError(
+            f"tune tree: a text of {len(tokens)} tokens has no room in the draft's cache ({draft.cache.pages.num_free} "
+            f"free pages of {draft.cache.page_size} tokens); raise num_pages, or lower max_new_tokens"
+        )
+    try:
+        shape = chain_layout((0,), (len(tokens) - 1,), draft.device)
+        wanted = torch.arange(len(prompt) - 1, len(tokens) - 1, device=draft.device)
+        fed = torch.tensor([token if token < draft.vocab_size else 0 for token in tokens[:-1]], dtype=torch.int64)
+        logits = draft.extend(shape.rows, fed.to(draft.device), shape.offsets, logits=wanted).logits
+    finally:
+        draft.cache.release([0])
+    assert logits is not None
+    return ranks_among(logits[:, : min(vocab_size, logits.shape[1])], wanted + 1, text, params, how, width)
+
+
+def ranks_among(
+    logits: torch.Tensor, positions: torch.Tensor, tokens: Sequence[int], params: SamplingParams, how: str, width: int
+) -> list[int]:
+    """For each token its place among the `width` best of its row of logits [N, V], -1 for none.
+
+    positions: int64 [N], absolute, of the tokens; how: as in `ranks_of`.
+    """
+    count, wide = logits.shape[0], torch.float64 if logits.dtype == torch.float64 else torch.float32
+    inv_t = torch.full((count,), 1.0 / (params.temperature or 1.0), dtype=wide, device=logits.device)
+    noise: dict[str, torch.Tensor] = {}
+    if how == "coupled" and params.temperature:
+        assert params.seed is not None
+        noise = {"seeds": torch.full_like(positions, params.seed), "positions": positions.int()}
+    best, _, _ = tree_expand(
+        logits,
+        inv_t,
+        torch.full_like(inv_t, -torch.inf),
+        torch.full_like(positions, logits.shape[1] - 1).int(),
+        torch.tensor([0, count], dtype=torch.int32).to(logits.device),
+        torch.zeros_like(inv_t),
+        width=min(width, logits.shape[1]),
+        keep=1,
+        **noise,
+    )
+    return [own.index(token) if token in own else -1 for own, token in zip(best.tolist(), tokens)]
+
+
+def rates_of(ranks: Sequence[Sequence[int]], width: int, depth: int) -> list[list[float]]:
+    """rates[d][r]: how often rank r came at depth d of a walk, of all walks that got there; any token may be the root.
+
+    Ends at the first depth that no walk got to.
+    """
+    found = []
+    for level in range(depth):
+        reached, hits = 0, [0] * width
+        for own in ranks:
+            for end in range(level, len(own)):
+                if all(rank >= 0 for rank in own[end - level : end]):
+                    reached += 1
+                    if own[end] >= 0:
+                        hits[own[end]] += 1
+        if not reached:
+            break
+        found.append([hit / reached for hit in hits])
+    return found
+
+
+def measure(
+    target: Target,
+    draft: Any,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    how: str = "coupled",
+    width: int = 8,
+    depth: int = 8,
+    eos_token_ids: Sequence[int] = (),
+) -> tuple[list[list[float]], int]:
+    """Rates by depth and rank, and the number of tokens they were measured on.
+
+    params: temperature, length and the first seed; filters and edits are left aside. Raises ValueError for an unknown
+    order and for prompts without a text.
+    """
+    if how not in ORDERS:
+        raise ValueError(unknown_name("tune tree how", how, ORDERS))
+    engine = Engine(target, eos_token_ids=eos_token_ids)
+    first = params.with_seed().seed or 0
+    own = [
+        SamplingParams(temperature=params.temperature, seed=first + at, max_new_tokens=params.max_new_tokens)
+        for at in range(len(prompts))
+    ]
+    handles = engine.generate(prompts, own)
+    ranks = [
+        ranks_of(draft, prompt, handle.tokens, each, how, width, target.vocab_size)
+        for prompt, handle, each in zip(prompts, handles, own)
+        if handle.tokens and len(prompt) + len(handle.tokens) <= draft.max_length
+    ]
+    if not ranks:
+        raise ValueError("tune tree: got no text to measure on; expected prompts that fit both models")
+    return rates_of(ranks, width, depth), sum(map(len, ranks))

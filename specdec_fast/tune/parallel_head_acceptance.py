@@ -1,0 +1,90 @@
+"""How often the token of a place is a head's first, second, ... choice: the best static tree for heads follows.
+
+Cai et al. 2024 (Medusa), section 2.3.3, over texts that the target itself writes. Tests:
+tests/tune/test_parallel_head_acceptance.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.draft_runners.parallel_heads import AUX_HIDDEN_STATE, ParallelHeadsDrafter
+from specdec_fast.engine.engine import Engine
+from specdec_fast.interfaces import Target
+from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
+
+
+@torch.inference_mode()
+def measure_heads(
+    target: Target,
+    drafter: ParallelHeadsDrafter,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    eos_token_ids: Sequence[int] = (),
+) -> tuple[list[list[float]], int]:
+    """(rates, tokens measured on). rates[k][r]: how often head k's choice of rank r is the token k + 1 behind the root.
+
+    drafter: as deep and as wide as what is to be measured; its `pick` orders the choices. params: temperature, length
+    and the first seed. Raises ValueError for prompts without a text.
+    """
+    engine = Engine(target, eos_token_ids=eos_token_ids)
+    first = params.with_seed().seed or 0
+    own = [
+        SamplingParams(temperature=params.temperature, seed=first + at, max_new_tokens=params.max_new_tokens)
+        for at in range(len(prompts))
+    ]
+    hits, places, tokens = torch.zeros(0), torch.zeros(0, 1), 0
+    for handle, each in zip(engine.generate(prompts, own), own):
+        text = [*handle.prompt, *handle.tokens]
+        start = max(len(handle.prompt) - 2, 0)  # the state before the first root
+        count = len(text) - 2 - start
+        if handle.error is not None or count < 1:
+            continue
+        target.cache.reserve(0, len(text))
+        try:
+            shape = chain_layout((0,), (len(text) - 1,), torch.device(engine.state.device))
+            fed = torch.tensor(text[:-1], dtype=torch.int64).to(shape.offsets.device)
+            states = target.extend(
+                shape.rows, fed, shape.offsets, logits=False, aux_hidden_states=(AUX_HIDDEN_STATE,)
+            ).aux_hidden_states[AUX_HIDDEN_STATE]
+        finally:
+            target.cache.release([0])
+        here = states[start : start + count]
+        best = drafter.pick_tokens(
+            here, _sampling(each, count, here.device), _positions(start, count, here.device)
+        ).cpu()
+        if not len(hits):
+            hits, places = torch.zeros(best.shape[0], best.shape[2]), torch.zeros(best.shape[0], 1)
+        for head in range(len(best)):
+            found = torch.tensor(text[start + 2 + head :], dtype=torch.int64)
+            hits[head] += (best[head, : len(found)] == found[:, None]).sum(0)
+            places[head] += len(found)
+        tokens += len(handle.tokens)
+    if not tokens:
+        raise ValueError("tune tree: got no text to measure on; expected prompts that fit the target")
+    return (hits / places.clamp(min=1)).tolist(), tokens
+
+
+def _positions(start: int, count: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(start + 1, start + 1 + count, dtype=torch.int32).to(device)
+
+
+def _sampling(params: SamplingParams, count: int, device: torch.device) -> SamplingTensors:
+    """The temperature and seed of a request for `count` places; filters are left aside."""
+    assert params.seed is not None
+    temperature = torch.full((count,), float(params.temperature)).to(device)
+    nothing = torch.zeros_like(temperature)
+    return SamplingTensors(
+        temperature,
+        nothing.int(),
+        nothing + 1,
+        nothing,
+        torch.full((count,), params.seed, dtype=torch.int64).to(device),
+        all_greedy=params.temperature == 0,
+        any_filter=False,
+    )
