@@ -4,8 +4,8 @@ The text is the solution of a triangular system, y_i = choice(y_<i). Every step 
 once, keeps the prefix that agrees with the target's choices, and uses the choices behind it as the next guess. Under
 rule `replay` a choice is the arg-max under noise that is fixed per position, so the iteration has one fixed point at
 any temperature: the text of plain decoding. Every rule works; if a rule does not report the choice at every node, the
-arg-max of the logits becomes the next guess. For encoder-decoder models see specdec_fast/targets/encoder_decoder_jacobi.py.
-Tests: tests/drafters/test_jacobi.py and the contract suite.
+arg-max of the logits becomes the next guess. For encoder-decoder models see
+specdec_fast/targets/encoder_decoder_jacobi.py. Tests: tests/drafters/test_jacobi.py and the contract suite.
 """
 
 from __future__ import annotations

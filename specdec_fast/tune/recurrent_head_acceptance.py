@@ -1,7 +1,7 @@
 """How often the target's token is a recurrent head's first, second, ... choice, by depth: EAGLE heads and their kin.
 
-As in specdec_fast/tune/draft_tree_acceptance.py, over texts that the target itself writes; but what a head says at a depth comes
-from its own features of the depths before, so every depth is measured by itself. Tests:
+As in specdec_fast/tune/draft_tree_acceptance.py, over texts that the target itself writes; but what a head says at a
+depth comes from its own features of the depths before, so every depth is measured by itself. Tests:
 tests/tune/test_recurrent_head_acceptance.py.
 """
 

@@ -110,7 +110,7 @@ PLACES: dict[str, Any] = {
     "commit": PagedCache,
     "collect_row_outputs": engine_module,
     "emit_tokens": engine_module,
-    "token_logprobs": outputs,
+    "token_logprobs": output_processor,
     "append_step": Handle,
     "append": DecodeState,
 }

@@ -9,7 +9,8 @@ a stand-in. Each part does what the real one does between a Python call and the 
   operators that were recorded, on the same memory.
 - A Triton launch (`launches.py`) binds and specialises its arguments, checks the globals of the kernel and compiles it.
   Grid, block, shared memory, device and stream are checked. The kernel does not run.
-- The CPU backend of the operator then writes the true results (`launch_results.py`), so an engine generates its true text.
+- The CPU backend of the operator then writes the true results (`launch_results.py`), so an engine generates its
+  true text.
 
 Values of kernels are tested in Triton's interpreter and resources in compiled code; the stand-in covers what lies
 between the call and the kernel. It is kinder than CUDA in these ways, so a fault of these kinds passes:
@@ -67,8 +68,7 @@ def gpu(
         ValueError: For an unknown architecture or no devices.
         RuntimeError: If there can be no stand-in here (`unavailable_reason` says why), or one is in place already.
     """
-    from . import answers as answering
-    from . import launches, methods, runtime
+    from . import launch_results, launches, methods, runtime
 
     reason = unavailable_reason()
     if reason is not None:
@@ -77,6 +77,6 @@ def gpu(
     with ExitStack() as stack:
         stack.enter_context(runtime.installed(made))
         stack.enter_context(launches.installed(made, make_driver))
-        stack.enter_context(answering.installed(made, answers))
+        stack.enter_context(launch_results.installed(made, answers))
         stack.enter_context(methods.installed(made, answering.dispatched))
         yield made
