@@ -1,9 +1,9 @@
 """What a drafter costs where it does not pay, once the goodput controller has found out: steps in turn, in one run.
 
 `python -m benchmarks.goodput_controller` writes the same texts by plain decoding and by each drafter with
-`budget="goodput"`, one step of each in turn, so that both live through the same milliseconds: what else a machine does, which moves the ratios
-of `benchmarks.drafters` by several percent, meets both alike. A text counts from its first step, prefill and learning
-included, to its last. Beside the drafters a second plain engine runs in the same way: how far it is from 1 tells what
+`budget="goodput"`, one step of each in turn. Both run in the same milliseconds, so other load on the machine, which
+moves the ratios of `benchmarks.drafters` by several percent, affects both alike. A text counts from its first step to
+its last, prefill and learning included. Beside the drafters a second plain engine runs in the same way: how far it is from 1 tells what
 the ratios are worth. Rows are kept as they come, in benchmarks/results.
 """
 

@@ -14,6 +14,7 @@ from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.cache import PagedCache
 from specdec_fast.drafters.ngram import NgramDrafter
 from specdec_fast.engine import engine as engine_module
+from specdec_fast.engine import output_processor
 from specdec_fast.engine.request import Handle
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.sampling.sampling_tensors import SamplingTable
