@@ -3,8 +3,8 @@
 `python -m benchmarks.goodput_controller` writes the same texts by plain decoding and by each drafter with
 `budget="goodput"`, one step of each in turn. Both run in the same milliseconds, so other load on the machine, which
 moves the ratios of `benchmarks.drafters` by several percent, affects both alike. A text counts from its first step to
-its last, prefill and learning included. Beside the drafters a second plain engine runs in the same way: how far it is from 1 tells what
-the ratios are worth. Rows are kept as they come, in benchmarks/results.
+its last, prefill and learning included. Beside the drafters a second plain engine runs in the same way: its distance
+from 1 is the error of the ratios. Rows are kept as they come, in benchmarks/results.
 """
 
 from __future__ import annotations

@@ -78,5 +78,5 @@ def gpu(
         stack.enter_context(runtime.installed(made))
         stack.enter_context(launches.installed(made, make_driver))
         stack.enter_context(launch_results.installed(made, answers))
-        stack.enter_context(methods.installed(made, answering.dispatched))
+        stack.enter_context(methods.installed(made, launch_results.dispatched))
         yield made
