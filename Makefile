@@ -6,13 +6,15 @@
 #   TORCH= VENV_ARGS=--system-site-packages    use the torch that is already installed
 #   VENV=.venv                                 where the environment lives
 #   SPECDEC_BUILD=auto|cpu|cuda|none           what is compiled (see setup.py)
-#   WORKERS=2                                  processes of the longer test lanes
+#   WORKERS=2                                  processes of the longer test suites
+#   DEMO_ARGS="--threads 1"                    options of `specdec demo`, for `make demo`
 
 PYTHON ?= python3
 VENV ?= .venv
 VENV_ARGS ?=
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
 WORKERS ?= 2
 TRITON ?= triton==3.6.0
 
@@ -48,7 +50,7 @@ TRAINING_TESTS := tests/heads tests/train tests/tune
 STATISTICS_TESTS := tests/lab $(addprefix tests/engine/,test_distribution.py test_tree_distribution.py test_drafter_distributions.py)
 ELSEWHERE := tests/architecture tests/docs tests/kernels tests/interpreter tests/machine_code tests/launch \
   $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS) $(TRAINING_TESTS)
-TOGETHER := : the lanes architecture, kernels, compile, launch, exact, replay, statistics, mutants, unit and training
+TOGETHER := : the suites architecture, kernels, compile, launch, exact, replay, statistics, mutants, unit and training
 READY := $(BUILD_STAMP) $(STAMPS)/test $(STAMPS)/docs
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
@@ -77,7 +79,7 @@ help: ## List the targets and the variables
 	@echo; sed -n 's/^#$$//; 3,/^$$/s/^# *//p' $(firstword $(MAKEFILE_LIST))
 
 demo: $(BUILD_STAMP) ## Generate text with and without speculation on the bundled models and check that it is equal
-	@$(BIN)/specdec demo
+	@$(BIN)/specdec demo $(DEMO_ARGS)
 
 # (first what keeps one core busy, two at a time; with --keep-going the rest runs whatever fails)
 test: $(READY) ## Style, types, the documentation site and all tests
@@ -98,8 +100,8 @@ docs: $(READY) ## Build the documentation site into build/site; warnings are err
 docs-serve: $(READY) ## Serve the documentation site and rebuild it when a page changes
 	@$(MKDOCS) serve --watch specdec_fast --watch kernels/specdec_kernels
 
-# (one run of many lanes: each alone collects and imports torch and transformers again, in every process)
-tests: $(READY) ## All tests but those of the lanes interpreter and native
+# (one run of many suites: each alone collects and imports torch and transformers again, in every process)
+tests: $(READY) ## All tests but those of the suites interpreter and native
 	$(call lane,tests,$(PYTEST) -q $(BY_TEST) tests --ignore=tests/interpreter $(NATIVE_TESTS:%=--ignore=%),$(TOGETHER))
 
 lane-architecture: $(READY) ## Tests of layers, sizes, names, imports and documents
@@ -160,7 +162,7 @@ bench: $(READY) ## Benchmarks of operators and steps
 	@$(PYTEST) -q benchmarks --benchmark-only --benchmark-group-by=func --benchmark-sort=name \
 	  --benchmark-columns=min,median,iqr,rounds
 
-environment: $(READY) ## Set up .venv without running anything
+environment: $(READY) ## Set up .venv with the packages of tests and documents: minutes, also after make demo
 
 clean: ## Remove everything that was built or cached, but not .venv
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks $(STAMPS)/build*
@@ -209,7 +211,7 @@ $(BUILD_STAMP): $(NATIVE) $(STAMPS)/demo
 	       'or clang 14 and later) and call make again; SPECDEC_BUILD=cpu shows what went wrong'; fi
 
 $(STAMPS)/test: requirements/test.txt requirements/triton.txt $(STAMPS)/demo
-	@echo 'installing requirements/test.txt'
+	@echo 'installing requirements/test.txt: packages of the tests, which takes minutes the first time'
 	@$(PIP) install -q --no-compile -c $(TORCH_FOUND) -r $< $$($(BRINGS_TRITON) || echo -r requirements/triton.txt)
 	@touch $@
 

@@ -27,7 +27,7 @@ def test_what_is_built_when(tmp_path: Path, root: Path) -> None:
     for name in ("Makefile", "setup.py", "pyproject.toml", "requirements/demo.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(root / name, tmp_path / name)
-    for name, text in (("python", PYTHON), ("specdec", "#!/bin/sh\necho the demo runs\n")):
+    for name, text in (("python", PYTHON), ("specdec", '#!/bin/sh\necho running "$@"\n')):
         program = tmp_path / "env" / "bin" / name
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text(text)
@@ -35,14 +35,14 @@ def test_what_is_built_when(tmp_path: Path, root: Path) -> None:
     binary = tmp_path / "kernels" / "specdec_kernels" / "_C.abi3.so"
     binary.parent.mkdir(parents=True)
 
-    def make(target: str, mode: str = "") -> tuple[int, bool]:
+    def make(target: str, mode: str = "", options: str = "") -> tuple[int, bool]:
         """How often it has built so far, and whether it says that it could not."""
         env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
-        command = ["make", target, "VENV=env", "PYTHON=env/bin/python"]
+        command = ["make", target, "VENV=env", "PYTHON=env/bin/python", f"DEMO_ARGS={options}"]
         env |= {"SPECDEC_BUILD": mode} if mode else {}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert ("the demo runs" in done.stdout) == (target == "demo")
+        assert (f"running demo {options}".strip() in done.stdout.splitlines()) == (target == "demo")
         return len((tmp_path / "builds").read_text().split()), "install a C++20 compiler" in done.stdout
 
     assert make("demo") == (1, True)
@@ -59,6 +59,7 @@ def test_what_is_built_when(tmp_path: Path, root: Path) -> None:
     assert not binary.exists() and not list((tmp_path / "env" / "stamps").glob("build*"))
     assert make("demo", "none") == (8, False), "nothing was asked for"
     assert make("demo", "none") == (8, False)
+    assert make("demo", "none", options="--threads 1") == (8, False)
 
 
 PIP = """#!/bin/sh
@@ -104,11 +105,11 @@ def test_nothing_replaces_the_torch_that_was_asked_for(tmp_path: Path, root: Pat
 
 
 @NEEDS_MAKE
-def test_the_heading_of_one_run_of_many_lanes_names_them(root: Path) -> None:
-    """All lanes but those that `make test` runs by themselves."""
+def test_the_heading_of_one_run_of_many_suites_names_them(root: Path) -> None:
+    """All suites but those that `make test` runs by themselves."""
     env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
     command = ["make", "-n", "--no-print-directory", "READY=", "tests"]
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
-    (heading,) = re.findall(r"tests: the lanes ([^']*)'", done.stdout)
+    (heading,) = re.findall(r"tests: the suites ([^']*)'", done.stdout)
     lanes = set(re.findall(r"^lane-(\w+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
     assert set(re.split(r", | and ", heading)) == lanes - {"interpreter", "native"}
