@@ -1,6 +1,6 @@
-"""What a proposal of the drafters that retrieve costs: time of one `propose` per batch, and of their stores alone.
+"""Time of one `propose` of retrieval drafters per batch, and of their indexes alone.
 
-python -m pytest benchmarks/micro/test_retrieval.py, or in a file, with times per row:
+To print the times: python -m pytest benchmarks/micro/test_retrieval.py. To write them to a file, per row:
 python -m benchmarks.harness.record benchmarks/micro/test_retrieval.py -k propose --out proposals.json
 """
 

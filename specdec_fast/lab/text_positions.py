@@ -5,7 +5,7 @@ first one after a rejection and the first bonus token, each with the target's di
 verified it, the draft's distribution, and how far the target's row is from that of a plain forward of the whole
 prefix, without our cache or attention.
 Places do not depend on the seed of the draws: runs with other seeds draw at the same ones.
-Tests: tests/lab/test_run.py, test_plain_drafts.py.
+Tests: tests/lab/test_run.py and tests/lab/test_draft_logits_oracle.py.
 """
 
 from __future__ import annotations
