@@ -53,7 +53,7 @@ def get_rule(rule: str | Rule = DEFAULT) -> Rule:
 
 
 def _compatible_rules(needs: Needs, temperature: float) -> list[str]:
-    """Names of the lossless rules that can verify the drafts of a drafter at a temperature."""
+    """Returns the names of the lossless rules that can verify the drafts of a drafter at a temperature."""
     params = SamplingParams(temperature=temperature)
     rules = [rule for rule in map(get_rule, rule_names()) if rule.lossless and rule.why_not(needs) is None]
     return [rule.name for rule in rules if rule.why_not_sampling(params) is None]

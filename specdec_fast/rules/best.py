@@ -6,16 +6,16 @@ The drafter's capabilities decide between rules for the same kind of draft:
   path by Thomas and Pal 2026). It accepts at least as many as `rejection`, and `rejection` at least as many as
   `replay` with tokens coupled by its noise (Daliri, Musco, Suresh 2024).
 - Sampled trees: traversal verification accepts at least as many tokens as `recursive_rejection` (Weng et al. 2025).
-- Deterministic tokens: every lossless rule accepts token x with probability p(x). A drafter for `replay` does better,
-  because it knows the noise.
+- Deterministic tokens: every lossless rule accepts token x with probability p(x). A drafter for `replay` can do
+  better, because it may select tokens with the target's noise.
 
-No theorem says whether to sample at all. The likeliest token of q is accepted with its probability under p, a sampled
-token with sum min(p, q), and either may be larger. `Best.estimate_accepted` computes both for a draft, and
-`specdec_fast.tune.rule_selection` averages them over a sample of drafts before the engine is built.
+No theorem decides whether to sample at all. The likeliest token of q is accepted with its probability under p, and a
+sampled token with probability sum min(p, q). Either may be larger. `Best.estimate_accepted` computes both for a
+draft, and `specdec_fast.tune.rule_selection` averages them over a sample of drafts before the engine is built.
 
-The choice is made once, not per step. A choice that read sampled tokens would change the distribution, and a choice
-that read other rows would make texts depend on their neighbours. The sample may decide which rule runs, and therefore
-the text of a seed, but never its distribution. Tests: tests/rules/test_best.py.
+The choice is made once, not per step. A choice that depends on sampled tokens would change the distribution. A choice
+that depends on other requests would make texts depend on the batch. The sample decides only which rule runs: it may
+change the text of a seed, but never its distribution. Tests: tests/rules/test_best.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan
 
 LIKELIEST = "likeliest tokens"
-"""Key of `Best.estimate_accepted` for drafts of the likeliest tokens of q, which all rules accept alike."""
+"""Key of `Best.estimate_accepted` for drafts of the likeliest tokens of q. All rules accept them equally often."""
 
 
 class Choice(NamedTuple):
@@ -56,8 +56,8 @@ class Choice(NamedTuple):
 class Best:
     """Chooses a lossless rule by the drafter's capabilities and by a sample of its drafts.
 
-    It never chooses by the tokens that it then verifies, because that would change the distribution. An engine runs the
-    chosen rule. Called directly, `Best` is rule `traversal`, which takes every draft.
+    The choice never depends on the tokens that are verified next, because that would change the distribution. An engine
+    runs the chosen rule. If `Best` is called directly, it is rule `traversal`, which verifies every draft.
     """
 
     name: str = "best"
@@ -114,7 +114,7 @@ class Best:
 
     @staticmethod
     def _rule_by_theorem(needs: Needs, temperature: float | None) -> tuple[str, str]:
-        """Name of the rule that no other one beats for the drafts that it prefers, and the reason."""
+        """Returns the name of the rule that accepts the most tokens by theorem, and the reason."""
         if temperature == 0:
             return "greedy", "at temperature 0 every rule keeps exactly the target's arg-max; greedy reads nothing else"
         if not needs.dists:
@@ -136,14 +136,17 @@ class Best:
         )
 
     def why_not(self, needs: Needs) -> str | None:
+        """Accepts the drafts of every drafter."""
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
+        """Serves every request."""
         return None
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
+        """Verifies a draft by rule `traversal`."""
         return traversal.RULE(draft, plan, target_dists, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
@@ -152,7 +155,7 @@ class Best:
 
 
 def _describe(method: str) -> str:
-    """A key of `Best.estimate_accepted` in words."""
+    """Describes a key of `Best.estimate_accepted` in words."""
     return {"replay": "coupled, by replay", LIKELIEST: f"of the {LIKELIEST}"}.get(method, f"sampled, by {method}")
 
 

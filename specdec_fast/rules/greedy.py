@@ -1,6 +1,6 @@
 """Greedy verification at temperature 0: a draft token is accepted if it is the target's arg-max.
 
-Every rule behaves like this at temperature 0. This one refuses other temperatures, and reads nothing but the arg-max.
+Every rule behaves like this at temperature 0. This rule refuses other temperatures and uses only the arg-max.
 Tests: tests/rules/test_greedy.py.
 """
 
@@ -31,14 +31,17 @@ class Greedy:
     prefers: str = "greedy"
 
     def why_not(self, needs: Needs) -> str | None:
+        """Accepts the drafts of every drafter."""
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
+        """Refuses temperatures above 0."""
         if params.temperature > 0:
             return f"rule greedy: got temperature {params.temperature}; expected 0, or another rule (replay, rejection)"
         return None
 
     def __call__(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng) -> Acceptance:
+        """Accepts the longest path of arg-max tokens."""
         if isinstance(target_dists, PendingDistributions):
             return sample_and_match(draft, plan, target_dists, rng)
         return match_choices(draft, plan, target_dists.tie_id.long())

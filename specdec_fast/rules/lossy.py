@@ -25,7 +25,15 @@ from specdec_fast.rules.rejection import chain_thresholds, verify_chains
 from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, distribution_stats, draft_sample, typical_verify
 
-_NEXT_TOKEN_DRAW = 2**30  # number of the draw of the next token: no drafter makes so many draws
+_NEXT_TOKEN_DRAW = 2**30  # index of the draw of the next token; no drafter uses an index this large
+
+
+def _thresholds_of_path(path: Tensor, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
+    """Returns thresholds [M], 1 on the path and 0 elsewhere, and the target's weights [M, V]."""
+    weights = target_dists.probs()
+    accept = weights.new_zeros(len(weights))
+    accept[path[path >= 0].long()] = 1.0
+    return accept, weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +71,28 @@ class Typical:
         object.__setattr__(self, "name", self.name or f"lossy{options}")
 
     def why_not(self, needs: Needs) -> str | None:
+        """Accepts the drafts of every drafter."""
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
+        """Serves every request."""
         return None
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
+        """Accepts the longest typical path and samples the next token."""
         return self._verify(draft, plan, target_dists, rng.seeds, rng.positions)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
         """Returns thresholds [M], 1 on the longest typical path and 0 elsewhere, and the target's weights [M, V]."""
         rows = draft.offsets[1:]
-        path = self._verify(draft, plan, target_dists, rows.long(), rows).path.long()
-        weights = target_dists.probs()
-        accept = weights.new_zeros(draft.num_nodes)
-        accept[path[path >= 0]] = 1.0
-        return accept, weights
+        return _thresholds_of_path(self._verify(draft, plan, target_dists, rows.long(), rows).path, target_dists)
 
     def _verify(
         self, draft: Draft, plan: TreePlan, dists: TokenDistributions, seeds: Tensor, positions: Tensor
     ) -> Acceptance:
-        """Runs the operator; without random numbers of a step, only its path is used."""
+        """Runs the operator. Callers without the keys of a step may use only its path."""
         links = (draft.tokens, draft.offsets, plan.first_child, plan.next_sibling)
         limit = {"epsilon": self.epsilon, "delta": self.delta, "max_depth": draft.max_depth}
         target = (dists.logits, *dists.stats)
@@ -125,16 +132,19 @@ class Lenience:
         object.__setattr__(self, "name", self.name or f"lossy:lenience={self.lenience:g}")
 
     def why_not(self, needs: Needs) -> str | None:
+        """Refuses drafters of trees."""
         if needs.topology != "chain":
             return "rule lossy:lenience: got a drafter that proposes trees; expected chains, or lossy (typical)"
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
+        """Serves every request."""
         return None
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
+        """Verifies chains by rule `rejection` with scaled draft distributions."""
         return verify_chains("rejection", self._scale_dists(draft), target_dists, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
@@ -142,7 +152,7 @@ class Lenience:
         return chain_thresholds("rejection", self._scale_dists(draft), target_dists)
 
     def _scale_dists(self, draft: Draft) -> Draft:
-        """The draft with l q in place of q, by a larger log-normaliser."""
+        """Replaces q by l q, by means of a larger log-normaliser."""
         if not draft.is_chain:
             raise ValueError("rule lossy:lenience: got a tree; expected chains, or lossy (typical)")
         draft.check_no_dropped_samples(self.name)
@@ -161,8 +171,8 @@ class TopTokens:
     are never kept.
 
     Args:
-        among: A token is kept if it is one of so many likeliest by the target's logits; ties go to the lower id.
-        least: So many first tokens of a path are kept whatever they are.
+        among: A token is kept if it is among this many likeliest tokens of the target. Ties go to the lower id.
+        least: Number of first tokens of a path that are always kept.
         name: Name of the rule; "" derives it from the options.
 
     Raises:
@@ -190,14 +200,17 @@ class TopTokens:
         object.__setattr__(self, "name", self.name or f"lossy:among={self.among}{also}")
 
     def why_not(self, needs: Needs) -> str | None:
+        """Accepts the drafts of every drafter."""
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
+        """Serves every request."""
         return None
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
+        """Accepts the longest path of kept tokens and samples the next token."""
         path, accepted = self._longest_path(draft, plan, target_dists)
         last = target_dists.select(path.gather(1, accepted[:, None].long()).squeeze(1).long().clamp(min=0))
         index = torch.full_like(accepted, _NEXT_TOKEN_DRAW)
@@ -207,13 +220,10 @@ class TopTokens:
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
         """Returns thresholds [M], 1 on the kept path and 0 elsewhere, and the target's weights [M, V]."""
-        path, weights = self._longest_path(draft, plan, target_dists)[0].long(), target_dists.probs()
-        accept = weights.new_zeros(draft.num_nodes)
-        accept[path[path >= 0]] = 1.0
-        return accept, weights
+        return _thresholds_of_path(self._longest_path(draft, plan, target_dists)[0], target_dists)
 
     def _longest_path(self, draft: Draft, plan: TreePlan, dists: TokenDistributions) -> tuple[Tensor, Tensor]:
-        """The longest path of kept tokens: typical acceptance without a threshold, all other nodes being score-only."""
+        """Returns the longest path of kept tokens: typical acceptance at threshold 0, all other nodes score-only."""
         logits = dists.effective_logits().float()
         above = draft.offsets[:-1].long()[draft.row_of] + draft.parents.clamp(min=0)
         level = logits[above].gather(1, draft.tokens[:, None])
@@ -226,7 +236,7 @@ class TopTokens:
         one, none = torch.ones_like(logits[:, 0]), torch.zeros_like(logits[:, 0])
         unfiltered = (logits, *distribution_stats(logits, one, none.int(), one, none))
         links = (draft.tokens, draft.offsets, plan.first_child, plan.next_sibling)
-        any_keys = draft.offsets[1:].long(), draft.offsets[1:]  # the token that they sample is not used
+        any_keys = draft.offsets[1:].long(), draft.offsets[1:]  # the sampled token is discarded
         path, accepted, _ = typical_verify(
             *links, unfiltered, score_only, *any_keys, max_depth=draft.max_depth, epsilon=0.0, delta=0.0
         )
@@ -244,7 +254,7 @@ def with_options(name: str, options: str) -> Typical | Lenience | TopTokens:
         The rule.
 
     Raises:
-        ValueError: If an option is unknown, is no number, or is out of range.
+        ValueError: If an option is unknown, is not a number, or is out of range.
     """
     given: dict[str, float] = {}
     for part in options.split(","):

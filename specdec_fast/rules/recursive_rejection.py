@@ -92,14 +92,17 @@ class RecursiveRejection:
     from_leaves: bool = False
 
     def why_not(self, needs: Needs) -> str | None:
+        """Accepts the drafts of every drafter."""
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
+        """Serves every request."""
         return None
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
+        """Verifies trees by `recursive_rejection_verify`."""
         return verify_trees(recursive_rejection_verify, self.name, draft, plan, target_dists, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:

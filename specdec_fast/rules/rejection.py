@@ -74,7 +74,7 @@ def chain_thresholds(rule: str, draft: Draft, target_dists: TokenDistributions) 
 
 
 def _chain_arguments(rule: str, draft: Draft) -> tuple[tuple[Tensor, ...], Any, Tensor | None]:
-    """Arguments of the operators on chains: nodes, draft distributions and their token ids. Raises ValueError."""
+    """Returns the operators' arguments for chains: nodes, draft distributions and their token ids."""
     if not draft.is_chain:
         raise ValueError(f"rule {rule}: got a tree; expected chains (every node's parent is the node before it)")
     if draft.score_only is not None:
@@ -91,6 +91,8 @@ def _chain_arguments(rule: str, draft: Draft) -> tuple[tuple[Tensor, ...], Any, 
 class Rejection:
     """Verifies chains by speculative sampling. Chains may be sampled or deterministic.
 
+    Rule `block` inherits from this class and differs only in its name, which selects the algorithm of the operators.
+
     Source:
         Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2.
     """
@@ -103,20 +105,23 @@ class Rejection:
     from_leaves: bool = False
 
     def why_not(self, needs: Needs) -> str | None:
+        """Refuses drafters of trees."""
         if needs.topology != "chain":
-            return "rule rejection: got a drafter that proposes trees; expected chains"
+            return f"rule {self.name}: got a drafter that proposes trees; expected chains"
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
+        """Serves every request."""
         return None
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
+        """Verifies chains, as `verify_chains` does."""
         return verify_chains(self.name, draft, target_dists, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
-        """Returns accept thresholds [M] and residual weights [M, V]; node i follows node i - 1."""
+        """Returns accept thresholds [M] and residual weights [M, V], as `chain_thresholds` does."""
         return chain_thresholds(self.name, draft, target_dists)
 
 

@@ -1,8 +1,8 @@
 """Replay: a draft token is accepted if the target itself samples it with the shared keyed noise.
 
 This is sample-and-match ("target-only") verification with Gumbel noise keyed by seed, absolute position and token. The
-text is a function of the seed alone, with or without speculation, for every drafter, tree and batch. Temperature 0 is
-greedy. Tests: tests/rules/test_replay.py, tests/engine/test_replay.py.
+text depends only on the seed: speculation, drafter, tree and batch do not change it. At temperature 0 this is greedy
+verification. Tests: tests/rules/test_replay.py, tests/engine/test_replay.py.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def sample_and_match(draft: Draft, plan: TreePlan, dists: PendingDistributions, 
 class Replay:
     """Accepts the tokens that plain decoding with the same seed would emit: any tree, any temperature.
 
-    Draft distributions are not used, so drafters may drop nodes and pick tokens as they like.
+    Draft distributions are not used, so drafters may drop nodes and select tokens by any criterion.
 
     Source:
         Daliri, Musco, Suresh 2024 (coupling without communication), for the acceptance bound.
@@ -86,12 +86,15 @@ class Replay:
     prefers: str = "coupled"
 
     def why_not(self, needs: Needs) -> str | None:
+        """Accepts the drafts of every drafter."""
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
+        """Serves every request."""
         return None
 
     def __call__(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng) -> Acceptance:
+        """Accepts the longest path of tokens that the target samples itself."""
         dists = target_dists
         if isinstance(dists, PendingDistributions):
             return sample_and_match(draft, plan, dists, rng)

@@ -1,6 +1,6 @@
 """Traversal verification on trees: from the leaves to the root.
 
-The uniforms of a node's descendants are tested before its own, so a path is kept whenever a node below it can be kept.
+The uniforms of a node's descendants are tested before its own. The node is kept whenever a descendant passes.
 For the same draft it accepts at least as many tokens as rule `recursive_rejection`. On chains it is block verification
 (Sun et al. 2025). The sampled child of a hybrid node should come first. Tests: tests/rules/test_traversal.py,
 tests/kernels/test_traversal_verify.py.
@@ -36,14 +36,17 @@ class Traversal:
     from_leaves: bool = True
 
     def why_not(self, needs: Needs) -> str | None:
+        """Accepts the drafts of every drafter."""
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
+        """Serves every request."""
         return None
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
+        """Verifies trees by `traversal_verify`."""
         return verify_trees(traversal_verify, self.name, draft, plan, target_dists, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
