@@ -48,7 +48,7 @@ def main() -> None:
     alone = load("demo-target").generate([REQUESTS["sampled"][0]], REQUESTS["sampled"][1])[0]
     print(f"\nthe same text alone and without speculation: {alone.text == handles['sampled'].text}")
     rates = ", ".join(f"{rate:.2f}" for rate in engine.stats.alpha)
-    print(f"acceptance by position in the draft: {rates}")
+    print(f"acceptance by depth: {rates}")
 
 
 if __name__ == "__main__":

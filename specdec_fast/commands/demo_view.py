@@ -10,7 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_fast.commands.compare import Comparison, distribution_of, is_replaying, summary
+from specdec_fast.commands.info import num_parameters
+from specdec_fast.commands.open_engine import BUNDLED_TARGET
 from specdec_fast.commands.terminal_output import STYLES, Painter, harmless, legend, paint, percents
+from specdec_fast.loading import ASSETS
 
 if TYPE_CHECKING:
     from specdec_fast.engine.engine import Engine
@@ -26,14 +29,14 @@ _COLUMNS = (
 )
 
 _HERE = " >> "
-"""Stands between a prompt and its text where no colours tell them apart."""
+"""Separates a prompt from its text where colours are off."""
 
 _WITHHELD = "?"
-"""Stands in the table for a speed-up that is withheld."""
+"""Table entry of a withheld speed-up."""
 
 
 def print_title(out: Console, header: dict[str, Any]) -> None:
-    """Prints the setup and the meaning of the colours."""
+    """Prints the setup, a note on the bundled model, and the meaning of the colours."""
     drafts = f"{header['draft_tokens']} tokens ahead"
     words = Text.assemble((header["model"], "bold"), " with ", (header["draft"] or header["drafter"], "bold"))
     words.append(f" drafting {drafts}")
@@ -41,11 +44,22 @@ def print_title(out: Console, header: dict[str, Any]) -> None:
     threads = header["threads"]
     where = f"{header['device']}, {threads} thread{'s' if threads != 1 else ''}"
     out.print(f"rule {header['rule']}, {header['dtype']}, {where}, one request at a time", style="dim")
+    note = model_note(header["model"])
+    if note:
+        out.print(note, style="dim")
     if out.color_system is not None:
         out.print()
         out.print(legend())
     else:
         out.print(f"texts: the end of the prompt, {_HERE.strip()}, what was written")
+
+
+def model_note(model: str) -> str:
+    """Returns a sentence about the size of the bundled target; empty for any other model."""
+    if model != BUNDLED_TARGET:
+        return ""
+    count = num_parameters(ASSETS / model) or 0
+    return f"{model} has only {count / 1e6:.1f}M parameters, so its text is not meaningful prose."
 
 
 def print_text(out: Console, comparison: Comparison, engine: Engine) -> None:
@@ -74,9 +88,12 @@ def _mode(temperature: float) -> str:
     return "greedy" if temperature == 0 else f"T = {temperature:g}"
 
 
-def _speeds(plain: float, fast: float) -> str:
+def _speeds(plain: float, fast: float, speedup: float | None) -> str:
+    """Describes both speeds; without a speed-up nothing suggests that the second one follows from the first."""
     digits = 1 if min(plain, fast) < 20 else 0
-    return f"{plain:.{digits}f} → {fast:.{digits}f} tokens/s"
+    if speedup is None:
+        return f"plain {plain:.{digits}f} tokens/s, speculative {fast:.{digits}f} tokens/s (no speed-up measured)"
+    return f"{plain:.{digits}f} → {fast:.{digits}f} tokens/s  {speedup:.2f}x"
 
 
 def _verdict(comparison: Comparison, rule: str) -> tuple[str, str]:
@@ -102,7 +119,7 @@ def tail_of(prompt: str, limit: int = 100) -> str:
 
 
 def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any]) -> None:
-    """Prints the table, the shares of the origins, and the totals in a sentence."""
+    """Prints the table, the shares of the origins, and the totals in one sentence."""
     total = summary(done)
     out.print()
     out.print(_table(done, header["rule"], total))
@@ -117,7 +134,7 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
     times = "one round" if rounds == 1 else f"the median of {rounds} rounds over all texts"
     out.print(
         f"tok/s: {times}; tau: tokens per target pass; alpha: share of tested draft tokens accepted; distinct-4: share "
-        "of runs of four tokens that come once (low where a text repeats itself)",
+        "of distinct runs of four tokens (low if a text repeats itself)",
         style="dim",
     )
     bound = [each for each in done if is_replaying(header["rule"], each.temperature)]
@@ -128,17 +145,16 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
         texts = f"{distribution_of(header['rule'])}, {equal} of {len(done)} texts identical"
     if same < len(bound) and header["dtype"] in ("bfloat16", "float16"):
         out.print(
-            f"{header['dtype']} rounds a token's scores differently beside other tokens: near-ties may fall "
-            "either way; --dtype float32 gives the same texts",
+            f"{header['dtype']} rounding depends on the other tokens of a pass, so near-ties may be decided "
+            "differently; --dtype float32 gives the same texts",
             style="dim",
         )
     reasons = withheld(done, total)
     if reasons:
         less = "" if header["threads"] == 1 else ", or with --threads 1"
         out.print(f"{reasons} Other work on this machine disturbs it: run the demo again later{less}.", style="yellow")
-    ratio = "" if total["speedup"] is None else f"  {total['speedup']:.2f}x"
-    speeds = _speeds(total["plain_tokens_per_s"], total["speculative_tokens_per_s"])
-    out.print(f"{speeds}{ratio}, {texts}", style="bold")
+    speeds = _speeds(total["plain_tokens_per_s"], total["speculative_tokens_per_s"], total["speedup"])
+    out.print(f"{speeds}, {texts}", style="bold")
 
 
 def withheld(done: list[Comparison], total: dict[str, Any]) -> str:
@@ -168,7 +184,7 @@ def _table(done: list[Comparison], rule: str, total: dict[str, Any]) -> Table:
     table.add_column("same\ntext", verdict, justify="right")
     for each in done:
         numbers = summary([each])
-        if total["speedup"] is None and len(each.ratios) == 1:  # nothing says that this one was not disturbed
+        if total["speedup"] is None and len(each.ratios) == 1:  # this measurement may be disturbed too
             numbers["speedup"] = None
         cells = [_cell(numbers[key], form) for _, key, form in _COLUMNS]
         same = "yes" if each.identical else "no" if is_replaying(rule, each.temperature) else distribution_of(rule)

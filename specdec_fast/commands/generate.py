@@ -113,7 +113,7 @@ def generate(
         bool,
         typer.Option(
             "--stats",
-            help="Print tau, alpha by position and the time of each phase to standard error.",
+            help="Print tau, acceptance by depth and the time of each phase to standard error.",
             rich_help_panel=_OUTPUT,
         ),
     ] = False,

@@ -1,4 +1,4 @@
-"""`specdec info`: what this installation is made of, which kernels serve, and why the others do not."""
+"""`specdec info`: versions, processor, operators with their backends, and bundled models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def collect() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Returns the processor's name, as far as the system knows it."""
+    """Returns the processor's name, or its architecture if the system reports no name."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(errors="replace").splitlines():
@@ -65,7 +65,7 @@ def assets() -> list[dict[str, Any]]:
 
     entries = sorted(ASSETS.iterdir()) if ASSETS.is_dir() else []
     return [
-        {"name": entry.name, "bytes": _size(entry), "parameters": _parameters(entry)}
+        {"name": entry.name, "bytes": _size(entry), "parameters": num_parameters(entry)}
         for entry in entries
         if entry.is_dir() and not entry.name.startswith((".", "_"))
     ]
@@ -76,8 +76,8 @@ def _size(entry: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _parameters(folder: Path) -> int | None:
-    """Counts parameters in the headers of a folder's safetensors files; None without such files."""
+def num_parameters(folder: Path) -> int | None:
+    """Returns the number of parameters in a folder's safetensors files, or None without such files."""
     import math
 
     from safetensors import safe_open
@@ -133,9 +133,9 @@ def _serving(ops: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
     """Lists every operator with its available backends, the selected one first."""
     for op in dict.fromkeys(row["op"] for row in ops):
         own = [row for row in ops if row["op"] == op]
-        chosen = ", ".join(row["backend"] for row in own if row["chosen"])
+        selected = ", ".join(row["backend"] for row in own if row["chosen"])
         ready = ", ".join(row["backend"] for row in own if row["reason"] is None and not row["chosen"])
-        yield op, chosen, ready
+        yield op, selected, ready
 
 
 def _refusing(ops: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:

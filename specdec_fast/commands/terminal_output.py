@@ -132,7 +132,7 @@ def legend() -> Text:
 
 
 def stats_table(stats: Any, seconds: float) -> Any:
-    """Formats tau, alpha per position and the time of each phase of `RequestStats` as a table."""
+    """Formats tau, acceptance by depth and the time of each phase of `RequestStats` as a table."""
     from rich.table import Table
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -145,7 +145,7 @@ def stats_table(stats: Any, seconds: float) -> Any:
     )
     if stats.tested:
         table.add_row("alpha", f"{stats.mean_alpha:.2f} of tested draft tokens accepted")
-        table.add_row("by position", " ".join(f"{rate:.2f}" for rate in stats.alpha))
+        table.add_row("by depth", " ".join(f"{rate:.2f}" for rate in stats.alpha))
     seconds_of = {verb: share for verb, share in stats.seconds.items() if share > 0}
     by_verb = zip(seconds_of, percents(list(seconds_of.values())), strict=True)
     table.add_row("time", "  ".join(f"{verb} {share}%" for verb, share in by_verb if share) or "none")

@@ -35,6 +35,13 @@ def test_json(run: Any, pair: list[str]) -> None:
         assert each["new_tokens"] <= 12 and each["prompt"]
 
 
+def test_the_title_says_how_small_the_bundled_model_is() -> None:
+    from specdec_fast.commands.demo_view import model_note
+
+    assert model_note("demo-target") == "demo-target has only 6.8M parameters, so its text is not meaningful prose."
+    assert model_note("some/model") == ""
+
+
 def test_text(run: Any, pair: list[str]) -> None:
     result = run("demo", *pair, *QUICK, "--temperature", "0")
     assert result.exit_code == 0
