@@ -95,17 +95,17 @@ METHODS: dict[str, Method] = {
     "forest of ngram and recycling": Method("forest", "2.3x to 2.5x (SAM with Token Recycling, Spec-Bench)"),
     "forest of ngram and draft_model": Method("forest", "", {"of": "ngram,draft_model"}, draft_wanted=True),
     "draft_tree 2 1 1": Method("draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1]}),
-    "draft_tree 2 1 1, iid, tree": Method(
+    "draft_tree 2 1 1, iid, recursive_rejection": Method(
         "draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1], "how": "iid"}, rule="recursive_rejection"
     ),
     "draft_tree 2 1 1, iid, traversal": Method("draft_tree", "", {"widths": [2, 1, 1], "how": "iid"}, rule="traversal"),
-    "draft_tree 2 1 1, without replacement, tree": Method(
+    "draft_tree 2 1 1, without replacement, recursive_rejection": Method(
         "draft_tree", "", {"widths": [2, 1, 1], "how": "without_replacement"}, rule="recursive_rejection"
     ),
     "draft_tree 2 1 1, without replacement, traversal": Method(
         "draft_tree", "", {"widths": [2, 1, 1], "how": "without_replacement"}, rule="traversal"
     ),
-    "draft_tree 2 1 1, hybrid, tree": Method(
+    "draft_tree 2 1 1, hybrid, recursive_rejection": Method(
         "draft_tree", "", {"widths": [2, 1, 1], "how": "hybrid"}, rule="recursive_rejection"
     ),
     "draft_tree 2 1 1, hybrid, traversal": Method(

@@ -42,7 +42,7 @@ CASES = {
     "medusa, greedy": Case("medusa", temperature=0.0, prompts=16),
     "eagle3, greedy": Case("eagle3", temperature=0.0, prompts=16),
     "eagle3, dynamic": Case("eagle3"),
-    "eagle3, drawn": Case("eagle3", ("depth=0",), "traversal"),
+    "eagle3, sampled": Case("eagle3", ("depth=0",), "traversal"),
 }
 
 

@@ -104,17 +104,17 @@ class Writer:
 
 def test_every_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that differs in one of three rounds is seen; tau is that of the rounds that are timed."""
-    odd = {"ngram": 1, "draft_tree 2 1 1, iid, tree": 1}
+    odd = {"ngram": 1, "draft_tree 2 1 1, iid, recursive_rejection": 1}
     monkeypatch.setattr(drafters, "engine_of", lambda name, *args: Writer(odd.get(name)))
     monkeypatch.setattr(drafters, "load_model", lambda name: None)
-    names = ["ngram", "suffix", "draft_tree 2 1 1, iid, tree"]
+    names = ["ngram", "suffix", "draft_tree 2 1 1, iid, recursive_rejection"]
     rows, _ = measure(names, 1.0, task="edit", rounds=2, prompts=1, new_tokens=3)
     assert [row["identical"] for row in rows] == [False, True, None], "another rule writes other texts"
     assert [row["tau"] for row in rows] == [1.5] * 3
     assert "| 1.00 |  | 1.5x" in as_markdown(rows).splitlines()[4], "nothing is said of texts that are not compared"
 
 
-def test_drawn_trees_are_measured_under_their_rules() -> None:
+def test_sampled_trees_are_measured_under_their_rules() -> None:
     engine = drafters.engine_of("draft_tree 2 1 1, hybrid, traversal", "demo-target", None, 1.0, "fixed", None)  # type: ignore[arg-type]
     assert engine.rule.name == "traversal" and engine.drafter.how == "hybrid"
 
