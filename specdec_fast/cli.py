@@ -131,16 +131,19 @@ class Root(TyperGroup):
     """The root command: lists mounted applications and turns errors into messages and exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """Adds the commands of modules that are installed."""
         present = [name for name, (module, _) in MOUNTED.items() if _is_there(module)]
         return [*super().list_commands(ctx), *present]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Returns a command; one of a mounted module is imported when it runs."""
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in MOUNTED and _is_there(MOUNTED[cmd_name][0]):
             return _Deferred(cmd_name)
         return found
 
     def invoke(self, ctx: Any) -> Any:
+        """Runs a command, and ends it quietly on Ctrl-C or a closed pipe."""
         try:
             with _interruptible(), _named_output():
                 result = super().invoke(ctx)

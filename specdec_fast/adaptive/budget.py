@@ -174,9 +174,8 @@ class Goodput:
                 return self._probe_budgets(most)
             return chosen
         self._idle_steps, self._draft_steps = 0, self._draft_steps + 1
-        if (
-            self._draft_steps >= self._refresh_interval
-        ):  # the first step without drafts follows soon, to check the measurement
+        # the first step without drafts follows soon, to check the measurement
+        if self._draft_steps >= self._refresh_interval:
             self._draft_steps, self._refresh_interval = 0, min(2 * self._refresh_interval, self._refresh)
             self._probe_interval = self._probe if self._refresh_interval == self._refresh else self._probe_interval
             return [0] * len(chosen)

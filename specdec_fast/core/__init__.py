@@ -1,1 +1,1 @@
-"""Packed drafts, distributions and names: what all other packages build on."""
+"""Packed drafts, distributions and names, on which all other packages build."""

@@ -1,4 +1,4 @@
-"""Checks of drafts: what target, rule and decode state rely on. Tests: tests/core/test_draft.py."""
+"""Checks of drafts, on which target, rule and decode state rely. Tests: tests/core/test_draft.py."""
 
 from __future__ import annotations
 

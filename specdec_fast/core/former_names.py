@@ -129,6 +129,9 @@ def explain_arguments(params: type | None = None) -> Callable[[_Called], _Called
 
     Args:
         params: Class of the function's argument `params`; its own arguments are hinted at too.
+
+    Returns:
+        The decorator.
     """
 
     def decorate(call: _Called) -> _Called:
@@ -154,9 +157,12 @@ def explain_names(
     """Decorates a class: wrong names of arguments, and of attributes, raise errors that say what to use instead.
 
     Args:
-        methods: Methods that get `explain_arguments`, beside the constructor.
+        methods: Methods that get `explain_arguments`, besides the constructor.
         params: Class of these methods' argument `params`.
         attributes: Whether attributes that do not exist are explained too.
+
+    Returns:
+        The decorator.
     """
 
     def explained(self: Any, name: str) -> Any:

@@ -39,9 +39,8 @@ class DraftModelRunner:
         self.device: torch.device = model.device
         self.vocab_size = min(vocab_size, model.vocab_size)
         self._has_fewer_ids = vocab_size > model.vocab_size  # the target's padding ids may exceed the draft's embedding
-        self._stored: dict[
-            int, tuple[int, Staged | None]
-        ] = {}  # per row: stored committed tokens, the tree behind them
+        # per row: stored committed tokens, the tree behind them
+        self._stored: dict[int, tuple[int, Staged | None]] = {}
         self._scored: dict[int, int] = {}  # per row: upper bound of the nodes in the last pass
         self._uncertain: set[int] = set()  # rows whose cache may hold more than that
 

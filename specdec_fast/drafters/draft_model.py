@@ -124,12 +124,14 @@ class DraftModelDrafter:
         return cls(model, **{**cls.by_rule(parts.prefers), **defaults, **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Starts the draft model's cache rows and the rows' moving thresholds."""
         self._runner.begin(rows)
         for row in rows:
             if self.entropy_goal:
                 self._thresholds[row] = MovingThreshold(self.entropy_stop, self.entropy_goal)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Runs the draft model once per level, and ends a chain at its budget or its threshold."""
         tokens = [view.tokens(row) for row in rows]
         each = zip(rows, budget.nodes, tokens)
         texts = [self._runner.to_draft(row, text) if limit > 0 else text for row, limit, text in each]
@@ -275,6 +277,7 @@ class DraftModelDrafter:
                 self._thresholds[row].update(accepted, count - 1, full=accepted == limit)
 
     def release(self, rows: Sequence[int]) -> None:
+        """Frees the draft model's pages of these rows."""
         self._runner.release(rows)
         for row in rows:
             self._thresholds.pop(row, None)
@@ -292,13 +295,11 @@ class DraftModelDrafter:
         return CudaGraphChains(self._runner, self.pick == "greedy")
 
     def _stop_threshold(self, row: int, level: int) -> float:
-        """The bound below which a row's chain ends.
-
-        The first token costs no pass of its own. A moving threshold always lets it pass, since one that has risen too
-        far would observe no acceptance any more.
-        """
+        """The bound below which a row's chain ends."""
         if not self.entropy_goal:
             return self.entropy_stop
+        # The first token costs no pass of its own, so a moving threshold always lets it pass. One that has risen too
+        # far would observe no acceptance any more.
         return self._thresholds[row].threshold if level else float("-inf")
 
     def _positions(self, sampling: SamplingTensors, roots: Tensor, depth: int) -> Sequence[Tensor]:
@@ -316,16 +317,23 @@ class DraftModelDrafter:
         logits: Tensor,
         chains: list[list[int]],
     ) -> tuple[Tensor, TokenDistributions | None]:
-        """Picks the tokens of one level; sampled ones come with their distributions.
+        """Picks the tokens of one level.
 
-        positions: of these tokens; draw: number of the level's draw; chains: root and drafted tokens so far, if there
-        are logits processors.
+        Args:
+            sampling: Sampling parameters of the rows.
+            roots: Positions of the rows' roots, int32 [B].
+            positions: Positions of these tokens, int32 [B].
+            draw: Number of the level's draw.
+            logits: Logits of the level [B, V].
+            chains: Root and draft tokens so far. Read only if there are logits processors.
+
+        Returns:
+            Tokens [B], and the distributions of sampled ones.
         """
         if self.tokenizers == "slem":
             return logits.argmax(1), None
-        if (
-            sampling.logits_processors is not None
-        ):  # the target's processors apply to q too, each row after its own chain
+        # the target's processors apply to q too, each row after its own chain
+        if sampling.logits_processors is not None:
             dists = chain_distributions(logits, sampling, roots, chains)
             logits = dists.logits
         elif self.pick == "sampled":

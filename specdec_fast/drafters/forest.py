@@ -134,10 +134,12 @@ class ForestDrafter:
         return cls(made, **options)
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Adds the rows to all drafters."""
         for source in self.sources:
             source.begin(view, rows, prompt_output)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Joins the trees of all drafters, which share each row's budget."""
         shares = [self._share_budget(row, limit, view.length(row)) for row, limit in zip(rows, budget.nodes)]
         trees = [_JoinedTree([view.tokens(row)[-1]]) for row in rows]
         drafts = [  # each with its own draw numbers: two draws of one number would read the same noise
@@ -151,9 +153,8 @@ class ForestDrafter:
         ]
         dists, first = _concat_draft_distributions([draft.dists for draft in drafts])
         placed: list[list[int]] = [[] for _ in drafts]
-        for at in sorted(
-            range(len(drafts)), key=lambda one: drafts[one].dists is None
-        ):  # sampled drafts first: others share their nodes
+        # sampled drafts first: others share their nodes
+        for at in sorted(range(len(drafts)), key=lambda one: drafts[one].dists is None):
             placed[at] = _add_draft(trees, drafts[at], first[at])
         order = [_order_siblings(tree) for tree in trees]
         starts = [0]
@@ -167,6 +168,7 @@ class ForestDrafter:
         return self._last
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Lets every drafter observe the step, as far as it concerns its own draft."""
         if draft is not self._last:  # another drafter's step
             for source in self.sources:
                 source.observe(view, draft, acceptance, output)
@@ -193,17 +195,16 @@ class ForestDrafter:
         self._last, self._drafts = None, []
 
     def release(self, rows: Sequence[int]) -> None:
+        """Releases the rows in all drafters, even if one of them raises."""
         with ExitStack() as leaving:  # all of them, even if one raises
             for source, cost_model in zip(self.sources, self._cost_models):
                 leaving.callback(source.release, rows)
                 leaving.callback(cost_model.release, rows)
 
     def _share_budget(self, row: int, limit: int, length: int) -> list[int]:
-        """Splits a row's budget: one node each, then every further node to the drafter with the largest expected gain.
-
-        The drafters with the largest gains come first. If there are fewer nodes than drafters, the others take turns
-        every `_TURN` tokens of the row, since a drafter that never drafts shows no acceptance.
-        """
+        """Splits a row's budget: one node each, and every further node to the largest expected gain."""
+        # The drafters with the largest gains come first. If there are fewer nodes than drafters, the others take turns
+        # every `_TURN` tokens of the row, since a drafter that never drafts shows no acceptance.
         count = len(self.sources)
         if not self.adapt:
             return [limit // count + (at < limit % count) for at in range(count)]

@@ -85,10 +85,12 @@ class JacobiDrafter:
         return cls(**options)
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Starts rows without a guess."""
         for row in rows:
             self._rows[row] = _Row(view.prompt_length(row))
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Guesses the target's choices of the step before, and fills the rest of the guess."""
         chains = []
         for row, limit in zip(rows, budget.nodes):
             text, state = view.tokens(row), self._rows[row]
@@ -103,6 +105,7 @@ class JacobiDrafter:
         return self._last
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Keeps the target's choices behind the accepted tokens: they are the next guess."""
         if draft is not self._last:
             return
         choice = acceptance.node_choice
@@ -119,6 +122,7 @@ class JacobiDrafter:
             first += count
 
     def release(self, rows: Sequence[int]) -> None:
+        """Forgets the guesses of these rows."""
         for row in rows:
             self._rows.pop(row, None)
 

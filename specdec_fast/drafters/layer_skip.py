@@ -136,6 +136,7 @@ class LayerSkipDrafter:
         return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Starts the rows' thresholds, and checks that the target has these rows."""
         max_rows = self.target.cache.max_rows
         if max(rows) >= max_rows:
             raise ValueError(
@@ -146,6 +147,7 @@ class LayerSkipDrafter:
             self._thresholds[row] = MovingThreshold(self.threshold, self.goal)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Drafts chains by passes of the target that skip layers."""
         drafts = [_Row(row, view.tokens(row), limit) for row, limit in zip(rows, budget.nodes)]
         going = [at for at, own in enumerate(drafts) if own.limit > 0 and self._reserve(own)]
         parts: list[TokenDistributions] = []
@@ -169,6 +171,7 @@ class LayerSkipDrafter:
         return draft
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Adapts the thresholds of rows that drafted in this step, if `stop` is "adaptive"."""
         last, limits = self._last
         if self.stop != "adaptive" or draft is not last:
             return
@@ -178,6 +181,7 @@ class LayerSkipDrafter:
                 self._thresholds[row].update(accepted, count - 1, full=count - 1 == limit)
 
     def release(self, rows: Sequence[int]) -> None:
+        """Forgets thresholds, and frees pages that this drafter reserved in another target."""
         for row in rows:
             self._thresholds.pop(row, None)
         mine = self._stored_here.intersection(rows)
@@ -247,9 +251,8 @@ class LayerSkipDrafter:
     ) -> tuple[Tensor, TokenDistributions | None]:
         """Tokens of one level and, if sampled, their distributions."""
         sampling, dists = view.sampling([each.row for each in own]), None
-        if (
-            sampling.logits_processors is not None
-        ):  # the target's processors apply to the draft too, each row after its own chain
+        # the target's processors apply to the draft too, each row after its own chain
+        if sampling.logits_processors is not None:
             dists = chain_distributions(logits, sampling, roots, [[each.text[-1], *each.tokens] for each in own])
             logits = dists.logits
         if self.pick == "greedy":

@@ -75,12 +75,11 @@ class LookaheadDrafter:
         self.pool_from_prompt = pool_from_prompt
         self.num_draft_tokens = num_draft_tokens or max(1, (window + guesses) * (ngram - 1) - 1)
         self._rows: dict[int, _Row] = {}
-        self._last: tuple[Draft | None, dict[int, tuple[int, int]]] = (
-            None,
-            {},
-        )  # per row: first score-only node, columns
+        # the last draft, and the first score-only node and the window's columns of each row in it
+        self._last: tuple[Draft | None, dict[int, tuple[int, int]]] = (None, {})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Starts every window with tokens spread over the row's prompt."""
         for row in rows:
             text = view.tokens(row)
             width = self.window + self.ngram - 2  # every row that is filled loses a column
@@ -88,6 +87,7 @@ class LookaheadDrafter:
             self._rows[row] = _Row([spread])
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Drafts the pool's n-grams that begin with the root, and the window as score-only nodes."""
         trees: list[tuple[list[int], list[int]]] = []
         score_only: list[bool] = []
         windows: dict[int, tuple[int, int]] = {}
@@ -109,6 +109,7 @@ class LookaheadDrafter:
         return draft
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Moves the windows on by the target's choices, whose n-grams enter the pool."""
         last, windows = self._last
         if draft is not last or not windows:
             return
@@ -125,6 +126,7 @@ class LookaheadDrafter:
             start += count
 
     def release(self, rows: Sequence[int]) -> None:
+        """Forgets windows and pools of these rows."""
         for row in rows:
             self._rows.pop(row, None)
 

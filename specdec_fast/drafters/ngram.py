@@ -92,11 +92,13 @@ class NgramDrafter:
         self._rows: dict[int, _Index] = {}
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Indexes the prompts."""
         for row in rows:
             self._rows[row] = index = _Index(self._sizes, self._frequent)
             index.extend(view.tokens(row))
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Copies what followed the longest matching suffix."""
         chains = []
         for row, limit in zip(rows, budget.nodes):
             tokens, index = view.tokens(row), self._rows[row]
@@ -111,9 +113,10 @@ class NgramDrafter:
         return Draft.chains(rows, chains, device=view.device)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        pass
+        """Does nothing: `propose` indexes committed tokens."""
 
     def release(self, rows: Sequence[int]) -> None:
+        """Drops the indices of these rows."""
         for row in rows:
             self._rows.pop(row, None)
 

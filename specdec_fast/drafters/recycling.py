@@ -113,6 +113,7 @@ class RecyclingDrafter:
         return self._shared_table if self.shared else self._tables.setdefault(row, self._new_table())
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Learns the successors of prompt tokens, if the drafter reads prompts."""
         if self._lm_head is None or prompt_output is None or _AUX_HIDDEN_STATE not in prompt_output.aux_hidden_states:
             return
         hidden, start = prompt_output.aux_hidden_states[_AUX_HIDDEN_STATE], 0
@@ -126,6 +127,7 @@ class RecyclingDrafter:
                 self.successors(row).learn(np.array(tokens), *top)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Grows trees from the tables of successors."""
         sampling = view.sampling(rows)
         dists = zip(*(each.tolist() for each in (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)))
         trees = []
@@ -141,6 +143,7 @@ class RecyclingDrafter:
         return Draft.trees(rows, trees, device=view.device)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Learns the likeliest successors of all scored tokens, rejected ones included."""
         assert output.logits is not None
         top, values = _top_tokens(output.logits, self._top_k)
         tokens = draft.tokens.numpy(force=True)
@@ -154,6 +157,7 @@ class RecyclingDrafter:
             start += count
 
     def release(self, rows: Sequence[int]) -> None:
+        """Drops the tables of these rows; a shared table stays."""
         for row in rows:
             self._tables.pop(row, None)
 

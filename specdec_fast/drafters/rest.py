@@ -88,9 +88,10 @@ class RestDrafter:
         return cls(**{**cls.by_rule(parts.prefers), "datastore": opened, **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
-        pass
+        """Does nothing: datastores are fixed."""
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Grows trees from continuations of the newest tokens in the datastores."""
         trees = []
         for row, limit, noise in zip(rows, budget.nodes, rng.replay_noise_keys(view.sampling(rows), self.pick)):
             context = list(view.tokens(row)[-self._max_match :])
@@ -120,10 +121,10 @@ class RestDrafter:
         return tokens, parents
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        pass
+        """Does nothing: datastores are fixed."""
 
     def release(self, rows: Sequence[int]) -> None:
-        pass
+        """Does nothing: rows have no data."""
 
 
 def _open_datastores(datastore: Any, vocabulary: str = "", vocab_size: int | None = None) -> list[Datastore]:

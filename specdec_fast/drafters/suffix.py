@@ -143,6 +143,7 @@ class SuffixDrafter:
             raise ValueError(f"suffix store: got {self._store!r}; expected a file in a folder that exists")
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Builds the rows' suffix automata over their prompts."""
         for row in rows:
             tokens = view.tokens(row)
             skipped = max(len(tokens) - _CONTEXT, 0)
@@ -151,6 +152,7 @@ class SuffixDrafter:
             made.text += tokens[skipped:]
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Grows trees from the row's automaton or the shared texts, whichever promises more accepted tokens."""
         trees = []
         for row, limit, noise in zip(rows, budget.nodes, rng.replay_noise_keys(view.sampling(rows), self.pick)):
             own = self._rows[row]
@@ -169,10 +171,12 @@ class SuffixDrafter:
         return best[0], best[1]
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Adds the committed tokens to the rows' automata."""
         for row in draft.host_rows():
             self._rows[row].extend(view.tokens(row))
 
     def release(self, rows: Sequence[int]) -> None:
+        """Drops the automata of these rows, and adds their texts to the shared ones."""
         remembered = False
         for row in rows:
             own = self._rows.pop(row, None)

@@ -337,16 +337,12 @@ class DrafterRunner:
         return draft
 
     def _check_draft(self, view: StateView, rows: Sequence[int], budget: Budget, draft: Draft) -> None:
-        """Raises ValueError for a draft on which target, rule or cache would fail.
-
-        Values on a GPU are checked only if the drafter works on the host, because other checks would wait for the
-        device.
-        """
+        """Raises ValueError for a draft on which target, rule or cache would fail."""
+        # Values on a GPU are checked only if the drafter works on the host: other checks would wait for the device.
         assert self.drafter is not None
         who, needs = f"drafter {self.drafter.name}", self.drafter.needs
-        if any(
-            not 0 < count <= 1 + limit for count, limit in zip(draft.counts, budget.nodes)
-        ):  # more would not fit its pages
+        # more nodes would not fit the pages of the row
+        if any(not 0 < count <= 1 + limit for count, limit in zip(draft.counts, budget.nodes)):
             raise ValueError(f"{who}: got {draft.counts} nodes; expected 1 + {budget.nodes} at most, the root included")
         own, here = draft.tokens.device, view.device
         if own != here and (own.type != here.type or (own.index or 0) != (here.index or 0)):

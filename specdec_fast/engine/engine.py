@@ -177,8 +177,8 @@ class Engine(Scheduler):
         Args:
             handle: A request of this engine.
 
-        Yields:
-            Text that can no longer change.
+        Returns:
+            An iterator over pieces of text that can no longer change.
 
         Raises:
             ValueError: For a running request of another engine.

@@ -241,6 +241,14 @@ def rejected_handle(params: Any, error: ValueError) -> Handle:
     return handle
 
 
+def _convert_ids(prompt: Iterable[Any]) -> list[int]:
+    """Converts token ids of any integer type. Raises TypeError for anything else, bytes and booleans included."""
+    tokens = list(prompt)
+    if isinstance(prompt, bytes | bytearray) or bool in set(map(type, tokens)):
+        raise TypeError
+    return [*map(operator.index, tokens)]
+
+
 def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
     """Converts a prompt to token ids.
 
@@ -267,10 +275,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
             ) from error
     else:
         try:
-            tokens = list(prompt)
-            if isinstance(prompt, bytes | bytearray) or bool in set(map(type, tokens)):
-                raise TypeError
-            tokens = [*map(operator.index, tokens)]
+            tokens = _convert_ids(prompt)
         except TypeError:
             raise ValueError(f"prompt: got {prompt!r:.60}; expected text or a sequence of token ids") from None
     if not tokens:

@@ -5,6 +5,7 @@ Tests: tests/engine/test_pressure.py, tests/engine/test_interrupts.py, tests/eng
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from specdec_fast.engine.stats import Clock, RequestStats
 from specdec_fast.interfaces import Needs, Target, TargetOutput
 
 
-class Scheduler:
+class Scheduler(ABC):
     """The queue and the running requests of an engine. `Engine` derives from it and runs the steps.
 
     Attributes:
@@ -122,9 +123,9 @@ class Scheduler:
         pending = self._graph_runner.pending_steps(handle) * (nodes + 1) if self._graph_runner.pending else 0
         return self.state.length(row) + min(pending + nodes, handle.remaining)
 
+    @abstractmethod
     def _drain_pending(self, clock: Clock | None = None) -> None:
-        """Reads all pending steps. Implemented by the engine."""
-        raise NotImplementedError
+        """Reads all pending steps."""
 
     def _requeue(self, handle: Handle) -> None:
         """Returns a request to the head of the queue. Its tokens stay; keys and values will be recomputed."""

@@ -120,9 +120,8 @@ class DecodeState:
     def rng(self, rows: Sequence[int]) -> Rng:
         """Returns the seeds of rows and the positions of their roots, [B] each. The root is the newest token."""
         places = [len(self._host[row]) - 1 for row in rows]
-        if (
-            len(places) == 1 and self._on_host
-        ):  # a pass empties the processor's caches, after which creating even a small tensor is slow
+        # a pass evicts the processor's caches, after which creating even a small tensor is slow
+        if len(places) == 1 and self._on_host:
             positions = _positions(places[0] // _POSITIONS_PER_BLOCK)[places[0] % _POSITIONS_PER_BLOCK]
         else:
             positions = host_to_device(places, torch.int32, self.device)

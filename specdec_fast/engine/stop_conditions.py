@@ -29,9 +29,8 @@ class TextStream:
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self.text = ""
         self._tokenizer = tokenizer
-        self._tokens = list(
-            prompt[-_CONTEXT - _MAX_CHARACTER_TOKENS + 1 :]
-        )  # context, so that a word keeps its leading space
+        # context, so that a word keeps its leading space
+        self._tokens = list(prompt[-_CONTEXT - _MAX_CHARACTER_TOKENS + 1 :])
         self._start = 0
         self._shown = 0
         self._borders: tuple[int, ...] = ()  # numbers of tokens after which a character surely ends

@@ -97,10 +97,8 @@ def _decreasing_budgets(most: int) -> list[int]:
 
 
 def _prompt_lengths(engine: Engine, most: int) -> list[int]:
-    """Prompt lengths whose passes use all tile sizes up to a prefill chunk.
-
-    Each is two more than a power of two: one token above it, and the root, which is not prefilled.
-    """
+    """Prompt lengths whose passes use all tile sizes up to a prefill chunk."""
+    # Each is two more than a power of two: one token above it, and the root, which is not prefilled.
     longest = min(engine._prefill_chunk + 1, engine._cache.max_length - most - 2)
     powers = [1 << place for place in range(2, engine._prefill_chunk.bit_length())]
     return [power + 2 for power in powers if power + 2 <= longest]

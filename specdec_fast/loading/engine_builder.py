@@ -194,9 +194,8 @@ def load(
             made = make(preferred)  # a fresh drafter, which has not seen the sample
         elif preferred != prefers:  # the rule that `best` chose prefers another way to pick
             made = make(preferred)
-    found = [
-        token for token in eos_ids(model, tokenizer) if 0 <= token < ours.vocab_size
-    ]  # the target never generates others
+    # the target never generates others
+    found = [token for token in eos_ids(model, tokenizer) if 0 <= token < ours.vocab_size]
     ids = found if eos_token_ids is None else eos_token_ids
     given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
     engine = Engine(ours, made, rule=chosen, eos_token_ids=ids, temperature=temperature, **given)

@@ -16,9 +16,16 @@ Advance = Callable[[int], None]
 
 
 def find_files(inputs: Sequence[Path]) -> list[Path]:
-    """The files that are named, and those of known kinds in the folders that are.
+    """Finds text files.
 
-    Raises ValueError for what is neither, and for Parquet where nothing reads it.
+    Args:
+        inputs: Files of any kind, and folders, which are searched for files that end in `SUFFIXES`.
+
+    Returns:
+        The files, those of a folder in alphabetical order.
+
+    Raises:
+        ValueError: If an input does not exist, if a folder holds no such file, or if pyarrow is missing for Parquet.
     """
     found: list[Path] = []
     for each in inputs:
@@ -38,7 +45,16 @@ def find_files(inputs: Sequence[Path]) -> list[Path]:
 
 
 def read_documents(files: Sequence[Path], field: str = "text", advance: Advance = lambda size: None) -> Iterator[str]:
-    """The texts in files, in order. advance: told how many bytes were read. Raises ValueError for a bad line."""
+    """Reads the texts in files, in order.
+
+    Args:
+        files: JSON lines, Parquet, or plain text, which is one document a file.
+        field: Name of the text in JSON lines and Parquet.
+        advance: Called with the number of bytes that were read.
+
+    Yields:
+        One text per document.
+    """
     for file in files:
         if file.suffix == ".jsonl":
             yield from _lines(file, field, advance)

@@ -160,6 +160,7 @@ class CountedTree:
         return node
 
     def count(self, tokens: Sequence[int]) -> int:
+        """Counts the occurrences of a sequence."""
         node = self._find(check_tokens(tokens))
         return self._size if node is self._root else 0 if node is None else int(node[0])
 
@@ -202,6 +203,9 @@ class Successors:
             tokens: Tokens of M nodes.
             following: Their next tokens, likeliest first and padded with -1, [M, k].
             values: Log-probabilities of these, [M, k].
+
+        Raises:
+            ValueError: If the sizes differ.
         """
         if len(following) != len(tokens) or np.shape(following) != np.shape(values):
             raise ValueError("successors: expected as many next tokens and log-probabilities for every token")
@@ -227,10 +231,7 @@ class Successors:
         min_p: float,
         noise: Noise | None = None,
     ) -> Grown:
-        """Grows a tree by these distributions, at a temperature and after top-k, top-p and min-p.
-
-        0, 1.0 and 0.0 switch these filters off.
-        """
+        """Grows a tree by these distributions, at a temperature and after top-k, top-p and min-p."""
 
         def children(token: int) -> tuple[list[Continuation], float]:
             following = self.after(token)

@@ -34,10 +34,19 @@ def gumbel_max_probabilities(
 
     With z = log(weight) + noise, it is the share of exp(z) among siblings, times the probability exp(-rest / exp(z))
     that no unlisted token, of total weight `rest`, exceeds it. The share expresses the trust in the weights.
+
+    Args:
+        noise: Key of the replay noise: seed and position.
+        depth: Depth of the continuations below the root.
+        rest: Total weight of unlisted tokens.
+        found: Continuations with their weights.
+
+    Returns:
+        The continuations with these probabilities.
     """
     ids = torch.tensor([token for token, _, _ in found], dtype=torch.int64)
-    drawn = gumbel(words(noise[0], noise[1] + depth, 0, REPLAY, ids)).tolist()
-    raised = [weight * math.exp(own) for (_, weight, _), own in zip(found, drawn)]
+    gumbels = gumbel(words(noise[0], noise[1] + depth, 0, REPLAY, ids)).tolist()
+    raised = [weight * math.exp(own) for (_, weight, _), own in zip(found, gumbels)]
     total = sum(raised)
     probabilities = [own / total * math.exp(-rest / own) if own > 0 else 0.0 for own in raised]
     return [(token, own, place) for own, (token, _, place) in zip(probabilities, found)]

@@ -96,6 +96,7 @@ class FusedForward:
     """Backend of `draft_chain`."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, wanted: Tensor | None, packed: PackedContext) -> Tensor:
+        """Runs the pass. Returns logits of all nodes [M, V], or of the `wanted` ones [N, V]."""
         at = packed.slots
         trees = (at.page_table, at.lengths, at.offsets, at.ancestors, at.depth)
         return self.run(self.table, tokens, positions, wanted, at.slots, *trees)

@@ -98,9 +98,8 @@ class HuggingFaceTarget:
         self.tokenizer: Any = None  # set if a drafter needs the draft model's own
         self._logits = self._plain_logits = build_packed_forward(model)
         self._compile = compile
-        self._compiled_with_states: dict[
-            tuple[str, ...], Callable[..., Tensor]
-        ] = {}  # compiled passes, by their auxiliary hidden states
+        # compiled passes, by the names of their auxiliary hidden states
+        self._compiled_with_states: dict[tuple[str, ...], Callable[..., Tensor]] = {}
         self._layer_skipping: LayerSkipping | None = None
         self.model_id = str(getattr(model.config, "name_or_path", "") or "")
         original = model.config._attn_implementation
@@ -182,11 +181,9 @@ class HuggingFaceTarget:
         return logits[0, :, : self.vocab_size].float()
 
     def _compare(self, sample: Tensor, expected: Tensor, tolerance: float = 0.25) -> None:
-        """Compares packed logits with the model's own. Raises UnsupportedModelError.
-
-        Finds models whose attention does more than the attention interface passes on. The tolerance is a share of the
-        logits' spread, far above rounding errors of half precision.
-        """
+        """Compares packed logits with the model's own. Raises UnsupportedModelError."""
+        # This finds models whose attention does more than the attention interface passes on. The tolerance is a share
+        # of the logits' spread, far above rounding errors of half precision.
         self.cache.reserve(0, len(sample))
         half = len(sample) // 2
         draft = Draft.chains([0], [sample[half:].tolist()], device=self.device)

@@ -46,6 +46,7 @@ class BatchInvariantLinear(torch.nn.Linear):
     """The operator's backend, called directly: look-ups cost time in passes of one token through small layers."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """Runs the batch-invariant kernel where it serves, else the module's own forward."""
         served = input.is_cpu and input.dtype == self.weight.dtype and uses_batch_invariant_linear(input.dtype)
         if served and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
             return BatchInvariantLinear.product(input, self.weight, self.bias)

@@ -100,9 +100,11 @@ class TreeDrafter:
         self.needs = replace(type(self).needs, dists=how not in DETERMINISTIC_HOWS, excludes_siblings=how == "hybrid")
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Adds the rows to the source of logits."""
         self.source.begin(view, rows, prompt_output)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Expands trees level by level, from the source's logits."""
         texts = [view.tokens(row) for row in rows]
         limits = tuple(
             limit if limit > 0 and self._reserve(row, len(text), limit) else 0
@@ -125,9 +127,11 @@ class TreeDrafter:
         )
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Passes the step on to the source of logits."""
         self.source.observe(view, draft, acceptance, output)
 
     def release(self, rows: Sequence[int]) -> None:
+        """Releases the rows in the source of logits."""
         self.source.release(rows)
 
     def _reserve(self, row: int, tokens: int, limit: int) -> bool:
@@ -146,11 +150,21 @@ class TreeDrafter:
         rng: Rng,
         depth: int,
     ) -> ParentNodes:
-        """The source's logits after nodes of a draft that get children.
+        """Builds the inputs of a level: the source's logits after the nodes that get children.
 
-        places: of the draft's rows among `rows`; scored: the source's result for the draft; ends: these nodes, packed,
-            `counts`
-        of each row.
+        Args:
+            view: Committed data.
+            rows: Rows of the step.
+            places: Places of the draft's rows among `rows`.
+            draft: The draft so far.
+            scored: The source's result for `draft`.
+            counts: Number of nodes that get children, per row of the draft.
+            ends: These nodes, packed row after row.
+            rng: Keys of the random numbers.
+            depth: Depth of these nodes.
+
+        Returns:
+            The nodes with their logits.
         """
         own = [rows[place] for place in places]
         if isinstance(ends, Tensor):

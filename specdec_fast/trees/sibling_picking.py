@@ -94,9 +94,19 @@ def pick_best(level: ParentNodes, dists: TokenDistributions | None, width: int) 
 def sample_children(
     level: ParentNodes, dists: TokenDistributions, children: Tensor, widest: int, first_draw: Tensor, how: str
 ) -> tuple[Tensor, Tensor]:
-    """Samples the children of every node: tokens and proposal kinds [nodes, widest], in the order of their tests.
+    """Samples the children of every node.
 
-    EMPTY behind the last: if a draw finds no token, no later one does.
+    Args:
+        level: The nodes, with their logits.
+        dists: Their distributions.
+        children: Number of children of each node, [nodes].
+        widest: Most children of a node.
+        first_draw: Number of the first draw of each node.
+        how: One of `HOWS` that samples.
+
+    Returns:
+        Tokens and proposal kinds [nodes, widest], in the order of their tests. EMPTY behind the last child: if a draw
+        finds no token, no later one does.
     """
     (nodes, columns), hybrid = dists.logits.shape, how == "hybrid"
     greedy, roots = dists.inv_t == 0, level.positions(0)

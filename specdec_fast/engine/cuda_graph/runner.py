@@ -217,20 +217,15 @@ class CudaGraphRunner:
         return min(1 << (count - 1).bit_length(), self._state.max_rows)
 
     def _node_capacity(self, requested: int) -> int:
-        """Nodes per row, root included, of a program for so many draft tokens.
-
-        Draft tokens are rounded up to a power of two, but not beyond the drafter's default.
-        """
+        """Nodes per row, root included: draft tokens up to the drafter's default are rounded up to a power of two."""
         default = self._drafter_runner.num_draft_tokens
         return 1 + (min(1 << (requested - 1).bit_length(), default) if 0 < requested <= default else requested)
 
     def _choose_capacity(self, handles: list[Handle]) -> Capacity:
-        """The capacity of the next step.
-
-        Texts near their ends need fewer drafts in every step, for which an existing smaller program is used, and none
-        is captured. A program that is wider than these requests ask for is used only if it was prepared, because its
-        target passes cost more.
-        """
+        """The capacity of the next step."""
+        # Texts near their ends need fewer draft tokens in every step. They use an existing smaller program; none is
+        # captured for them. A program that is wider than these requests ask for is used only if it was prepared,
+        # because its target passes cost more.
         rows = self._row_capacity(len(handles))
         greedy = all(handle.params.temperature == 0 for handle in handles)
         requested = [self._drafter_runner.requested_draft_nodes(handle) for handle in handles]
