@@ -1,8 +1,9 @@
-"""One decode step from top to bottom, with the modules that do it and the data between them."""
+"""One decode step from top to bottom: its phases, the modules that run them, and the data between them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from matplotlib.figure import Figure
 
@@ -12,60 +13,83 @@ from docs.figures.draw.style import BLUE, GREEN, INK, MONO, MUTED, ORANGE, PURPL
 
 TITLE = "One decode step"
 DESCRIPTION = (
-    "Engine.step makes room and admits requests, then proposes drafts, plans their trees, scores all nodes in one "
-    "target pass, verifies them, commits keys and values, appends tokens and lets the drafter observe. Between them "
-    "pass Draft, TreePlan, TargetOutput, TokenDistributions and Acceptance."
+    "Before a step, requests reserve cache pages and new prompts are prefilled. Seven phases follow: propose drafts, "
+    "plan their trees, score all nodes in one target pass, verify them, commit keys and values, append tokens up to a "
+    "stop condition, and let the drafter observe. Between them pass Draft, TreePlan, TargetOutput and Acceptance, and "
+    "inside of verify TokenDistributions."
 )
 
-TOP, ROW, LEFT, WIDE, HIGH = 54.0, 57.0, 32.0, 92.0, 26.0
+TOP, PART, GAP, LEFT, WIDE, HIGH = 54.0, 34.0, 23.0, 32.0, 92.0, 26.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """A stage of the step. where: the class or function that does it; data: what it returns."""
+class Phase:
+    """A phase of the step.
+
+    Attributes:
+        verb: Its name.
+        parts: Descriptions, each with the class or function that does the work.
+        data: The type that it passes on.
+        fields: The content of that type.
+        colour: The colour of its box.
+    """
 
     verb: str
-    does: str
-    where: str
+    parts: tuple[tuple[str, str], ...]
     data: str = ""
     fields: str = ""
     colour: str = BLUE
 
+    @property
+    def height(self) -> float:
+        """The height of the phase, with the arrow below it."""
+        return PART * len(self.parts) + GAP
 
-STAGES = (
-    Stage("admit", "reserves cache pages, prefills new prompts in chunks", "prefill", colour=MUTED),
-    Stage("propose", "the drafter drafts a token tree per request", "DrafterRunner",
+
+PREPARATION = Phase(
+    "reserve, admit",
+    (
+        ("running requests reserve cache pages", "Scheduler"),
+        ("new prompts are prefilled in chunks", "prefill"),
+    ),
+    colour=MUTED,
+)
+PHASES = (
+    Phase("propose", (("the drafter drafts a token tree per request", "DrafterRunner"),),
           "Draft", "tokens, parents, offsets, distributions", PURPLE),
-    Stage("plan", "links the nodes of the packed trees", "tree_plan", "TreePlan", "depths, ancestor bits, links"),
-    Stage("score", "runs the target once over all nodes", "HuggingFaceTarget", "TargetOutput",
-          "logits of every node"),
-    Stage("process", "applies processors, temperature and filters", "target_distributions",
-          "TokenDistributions", "one per node"),
-    Stage("verify", "the rule walks the trees", "rule_for", "Acceptance", "path, count, next token", GREEN),
-    Stage("commit", "keeps accepted keys and values", "PagedCache"),
-    Stage("append", "appends tokens, checks stop conditions", "DecodeState", "tokens",
-          "the newest is the next root", ORANGE),
-    Stage("observe", "the drafter learns from the acceptance", "DrafterRunner", colour=PURPLE),
+    Phase("plan", (("links the nodes of the packed trees", "tree_plan"),), "TreePlan", "depths, ancestor bits, links"),
+    Phase("score", (("runs the target once over all nodes", "HuggingFaceTarget"),),
+          "TargetOutput", "logits of every node"),
+    Phase("verify", (("applies processors, temperature and filters", "target_distributions"),
+                     ("the rule accepts a path of each tree", "rule_for")),
+          "Acceptance", "path, count, next token", GREEN),
+    Phase("commit", (("keeps accepted keys and values", "PagedCache"),)),
+    Phase("append", (("cuts the tokens at a stop condition", "StopChecker"),
+                     ("stores them; the last one is the next root", "DecodeState")), colour=ORANGE),
+    Phase("observe", (("the drafter learns from the acceptance", "DrafterRunner"),), colour=PURPLE),
 )  # fmt: skip
 
 
 def draw() -> Figure:
-    """Draws the stages, with the modules that define them today."""
-    figure, axes = page(TOP + ROW * len(STAGES) - 8)
+    """Draws the phases, with the modules that define them today."""
+    shown = (PREPARATION, *PHASES)
+    tops = list(accumulate((phase.height for phase in shown), initial=TOP))
+    figure, axes = page(tops[-1] - 8)
     heading(axes, 18, "One decode step", f"Engine.step, {home('Engine')}.py")
-    for at, stage in enumerate(STAGES):
-        y = TOP + at * ROW
-        box(axes, LEFT, y, WIDE, HIGH, stage.verb, stage.colour, weight="bold")
-        write(axes, LEFT + WIDE + 12, y + 6, stage.does)
-        write(axes, LEFT + WIDE + 12, y + 22, home(stage.where), family=MONO, fontsize=SMALL - 0.5, color=MUTED)
-        if at + 1 < len(STAGES):
-            x = LEFT + WIDE / 2
-            arrow(axes, (x, y + HIGH), (x, y + ROW))
-            if stage.data:
-                write(axes, x + 12, y + HIGH + 16, stage.data, family=MONO, fontsize=SMALL, weight="bold", color=INK)
-                offset = 6.2 * len(stage.data) + 22
-                write(axes, x + offset, y + HIGH + 16, stage.fields, fontsize=SMALL, color=MUTED)
-    x, first, last = 16.0, TOP + HIGH / 2, TOP + (len(STAGES) - 1) * ROW + HIGH / 2
+    for number, (y, below, phase) in enumerate(zip(tops, tops[1:], shown)):
+        look = {"dashed": True, "fontsize": SMALL} if phase is PREPARATION else {"weight": "bold"}
+        box(axes, LEFT, y, WIDE, HIGH, f"{number}. {phase.verb}" if number else phase.verb, phase.colour, **look)
+        for at, (words, name) in enumerate(phase.parts):
+            write(axes, LEFT + WIDE + 12, y + 6 + at * PART, words)
+            module = {"family": MONO, "fontsize": SMALL - 0.5, "color": MUTED}
+            write(axes, LEFT + WIDE + 12, y + 22 + at * PART, home(name), **module)
+        x = LEFT + WIDE / 2
+        if phase is not shown[-1]:
+            arrow(axes, (x, y + HIGH), (x, below))
+        if phase.data:
+            write(axes, x + 12, below - 15, phase.data, family=MONO, fontsize=SMALL, weight="bold", color=INK)
+            write(axes, x + 6.2 * len(phase.data) + 34, below - 15, phase.fields, fontsize=SMALL, color=MUTED)
+    x, first, last = 16.0, TOP + HIGH / 2, tops[-2] + HIGH / 2
     axes.plot((LEFT, x, x), (last, last, first), color=INK, linewidth=1.2)
     arrow(axes, (x, first), (LEFT, first))
     return figure
