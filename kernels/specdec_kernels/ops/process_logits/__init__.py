@@ -1,4 +1,7 @@
-"""Operator process_logits: penalties, bias, forced tokens and masks, for every node on its own path."""
+"""Operator process_logits: penalties, bias, forced tokens and masks, for every node on its own path.
+
+Temperature, top-k, top-p and min-p are not applied here: `distribution_stats` turns them into effective distributions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""AttentionPlan: equal shares of the tiles of one pass of tree attention, made once for all layers. Its reference."""
+"""AttentionPlan: equal shares of the tiles of one pass of tree attention, computed once for all layers.
+
+This plan splits the work of an attention pass. The structure of the token trees is `tree_plan.plan.TreePlan`.
+"""
 
 from __future__ import annotations
 

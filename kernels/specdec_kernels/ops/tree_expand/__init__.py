@@ -1,4 +1,4 @@
-"""tree_expand: the best children of the nodes at the border of growing trees, and the best of each tree's."""
+"""tree_expand: the best children of the frontier nodes of growing trees, and the best children of each tree."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ def tree_expand(
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     try:
         found: tuple[Tensor, Tensor, Tensor] = _tree_expand(
             logits, inv_t, cut, tie_id, offsets, scores, width, keep, sharpness, seeds, positions
@@ -33,7 +34,7 @@ def tree_expand(
     except (RuntimeError, ValueError):
         check(
             logits, inv_t, cut, tie_id, offsets, scores, width, keep, sharpness, seeds, positions
-        )  # raises with a remedy
+        )  # raises with a message that says what to do
         again = argument_checks.make_contiguous(inv_t, cut, tie_id, offsets, scores)
         keys = argument_checks.make_contiguous(seeds, positions)
         found = _tree_expand(logits, *again, width, keep, sharpness, *keys)

@@ -23,7 +23,7 @@ def check(
     positions: Tensor | None,
     op: str = "tree_expand",
 ) -> None:
-    """Raises ValueError for arguments that tree_expand, or an operator made of it, cannot take."""
+    """Raises ValueError for arguments that tree_expand, or an operator built on it, cannot take."""
     nodes, vocab = argument_checks.check_logits(op, "logits", logits, "N").shape
     dtype = argument_checks.statistics_dtype(logits)
     argument_checks.check_tensor(op, "inv_t", inv_t, dtype, nodes)
@@ -60,48 +60,51 @@ def tree_expand(
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """One level of growth: the `width` best children of every node, and the `keep` best children of every tree.
+    """Expands nodes by one level: the `width` best children of every node, and the `keep` best children of every tree.
 
-    The value of token v at a node is ``z = l * inv_t``, plus the request's replay noise where it is wanted; tokens that
-    the distribution does not keep have none. A child's score is its parent's plus ``s z`` minus the log of the sum of
-    ``exp(s z)`` over all kept tokens, s the sharpness, and never above its parent's, whatever the roundings. At s = 1
-    that is, without noise, the log-probability of the path; with noise it measures how far ahead the path is of its
-    rivals under the very noise that the target will use (Gumbel top-k).
+    The value of token v at a node is ``z = l * inv_t``, plus the request's replay noise if `seeds` are given. Tokens
+    outside the node's distribution have no value.
+
+    The score of a child is ``parent score + s * z - log(sum of exp(s * z) over all kept tokens)``, where s is the
+    sharpness. It never exceeds the parent's score, whatever the rounding. Without noise and with s = 1, the score is
+    the log-probability of the path. With noise, it measures the lead of the path over its competitors under the noise
+    that the target will use (Gumbel top-k).
+
+    A greedy distribution (inv_t 0) has one child, tie_id, with its parent's score. A distribution without tokens (cut
+    NaN or +inf, or no finite logit) has no child.
 
     Args:
-        logits: [N, V] float32, bfloat16, float16 or float64, any row stride; the nodes to grow from.
-        inv_t: [N], from distribution_stats, as the next two; the log-normaliser is computed here.
-        cut: [N].
-        tie_id: int32 [N].
-        offsets: int32 [B + 1], the nodes of each of B trees.
-        scores: [N] of inv_t's dtype, score of every node; -inf: it gets no children.
-        width: children per node, at most V.
-        keep: children per tree.
-        sharpness: of scores, above 1 where first choices come true more often than their weights say.
-        seeds: int64 [N], request seeds of the replay noise, or None.
-        positions: int32 [N], absolute positions of the children; a negative position gets no replay noise.
+        logits: Logits of the nodes to expand, float32, bfloat16, float16 or float64 [N, V], any row stride.
+        inv_t: Inverse temperature from distribution_stats, [N]. The log-normaliser is computed here.
+        cut: Smallest kept logit, from distribution_stats, [N].
+        tie_id: Largest kept id among logits equal to `cut`, from distribution_stats, int32 [N].
+        offsets: First node of each of B trees, int32 [B + 1].
+        scores: Score of every node, [N], dtype of `inv_t`. A node with score -inf gets no children.
+        width: Children per node, 1 to V.
+        keep: Children per tree, at least 1.
+        sharpness: Factor s of the score. Use more than 1 if first choices come true more often than their weights say.
+        seeds: Request seeds of the replay noise, int64 [N], or None for no noise.
+        positions: Absolute positions of the children, int32 [N]. A negative position gets no noise.
 
     Returns:
-        tokens: int64 [N, width], best first, the lower id first among equals, -1 where the distribution has no more
-            tokens.
-        scores: [N, width] of inv_t's dtype, -inf where there is no token.
-        best: int32 [B, keep], indices into the flattened children, the best first, the earlier first among equals, -1
-            padded.
-        A greedy distribution (inv_t 0) has one child, tie_id, at its parent's score. A distribution without tokens
-        (cut NaN, +inf or no finite logit) has none.
+        tokens: Children of each node, int64 [N, width], best first, lower id first among equals; -1 for none.
+        scores: Scores of the children, [N, width], dtype of `inv_t`; -inf for none.
+        best: Indices of each tree's best children in the flattened children, int32 [B, keep]. The best comes first,
+            and the earlier index among equals. Padded with -1.
 
     Raises:
-        ValueError: wrong shape, dtype or number.
+        ValueError: If a shape, dtype or number is wrong.
 
-    Sources: EAGLE-2 (Li et al., 2024) section 4.1; Gumbel top-k, Kool, van Hoof, Welling (2019) section 3.
+    Source:
+        EAGLE-2 (Li et al. 2024), section 4.1; Gumbel top-k: Kool, van Hoof and Welling 2019, section 3.
     """
     check(logits, inv_t, cut, tie_id, offsets, scores, width, keep, sharpness, seeds, positions)
     nodes, vocab = logits.shape
     bounds = offsets.tolist()
     if nodes == 0:
-        nothing = torch.full((len(bounds) - 1, keep), -1, dtype=torch.int32, device=logits.device)
+        no_best = torch.full((len(bounds) - 1, keep), -1, dtype=torch.int32, device=logits.device)
         empty = torch.zeros(0, width, dtype=torch.int64, device=logits.device)
-        return empty, scores.new_empty(0, width), nothing
+        return empty, scores.new_empty(0, width), no_best
     level = logits.to(argument_checks.statistics_dtype(logits))
     ids = torch.arange(vocab, device=logits.device)
     kept = (level > cut[:, None]) | ((level == cut[:, None]) & (ids <= tie_id[:, None]))
@@ -115,13 +118,13 @@ def tree_expand(
     norm = (z.double() * sharpness).logsumexp(1).to(z.dtype)
     ordered, tokens = z.sort(dim=1, descending=True, stable=True)
     ordered, tokens = ordered[:, :width], tokens[:, :width]
-    there = (ordered > -torch.inf) & torch.isfinite(norm)[:, None]
-    tokens = torch.where(there, tokens, -1)
-    found = torch.where(there, scores[:, None] + (ordered * sharpness - norm[:, None]).clamp(max=0), -torch.inf)
+    exists = (ordered > -torch.inf) & torch.isfinite(norm)[:, None]
+    tokens = torch.where(exists, tokens, -1)
+    child_scores = torch.where(exists, scores[:, None] + (ordered * sharpness - norm[:, None]).clamp(max=0), -torch.inf)
     best = torch.full((len(bounds) - 1, keep), -1, dtype=torch.int32, device=logits.device)
     for tree, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
-        own = found[start:stop].flatten()
+        own = child_scores[start:stop].flatten()
         order = own.sort(descending=True, stable=True).indices[:keep]
         order = order[own[order] > -torch.inf]
         best[tree, : order.shape[0]] = (order + start * width).to(torch.int32)
-    return tokens, found, best
+    return tokens, child_scores, best

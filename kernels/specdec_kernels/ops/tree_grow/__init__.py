@@ -1,4 +1,4 @@
-"""tree_grow: a level of trees that keep the best: children, what is scored next, and in the end the best of all."""
+"""tree_grow: one level of a dynamic draft tree, which expands its best nodes and finally keeps the best of all."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ def tree_grow(
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, TreePlan]:
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     sizes = level, width, growth.keep, last, sharpness
     table = growth.tokens, growth.scores, growth.parents, growth.nodes, growth.limits
     try:

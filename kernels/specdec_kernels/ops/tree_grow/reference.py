@@ -16,13 +16,17 @@ from ..tree_plan.reference import tree_plan
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """B trees while they grow, a row of columns each; `tree_grow` writes all of it but the tokens of the roots.
+    """State of B growing trees, one row of C columns per tree. `tree_grow` writes everything but the root tokens.
 
-    Column 0 is the root; what level l found is in columns 1 + l * keep .. (l + 1) * keep, best first, -1 padded.
+    Column 0 is the root. Level l fills the columns 1 + l * keep to (l + 1) * keep, best first.
 
-    tokens: int64 [B, C], -1 where there is none; scores: [B, C], -inf where there is none; parents: int32 [B, C],
-    columns, -1 of the root; nodes: int32 [B, C], a column's index in its tree, -1 outside of it; limits: int32 [B],
-    nodes that each tree may have in the end, root not counted, at most keep.
+    Attributes:
+        tokens: Token of each column, int64 [B, C]; -1 for an empty column.
+        scores: Score of each column, [B, C]; -inf for an empty column.
+        parents: Column of each column's parent, int32 [B, C]; -1 for the root.
+        nodes: Index of each column in its packed tree, int32 [B, C]; -1 for columns outside of it.
+        limits: Most nodes of each final tree without its root, int32 [B], at most `keep`.
+        keep: Columns per level.
     """
 
     tokens: Tensor
@@ -34,7 +38,7 @@ class Growth:
 
     @staticmethod
     def room(limits: Tensor, keep: int, depth: int, dtype: torch.dtype = torch.float32) -> Growth:
-        """Memory for trees of `depth` levels."""
+        """Allocates the state of trees with `depth` levels, on the device of `limits`. Scores have this dtype."""
 
         def table(of: torch.dtype) -> Tensor:
             return torch.empty((limits.shape[0], 1 + depth * keep), dtype=of, device=limits.device)
@@ -88,19 +92,19 @@ def check(
         raise ValueError(f"{op}: a limit is {int(growth.limits.max())}; expected at most keep, {keep}")
 
 
-def begin(growth: Growth) -> None:
-    """Nothing but roots."""
-    for table, nothing in ((growth.tokens, -1), (growth.scores, -torch.inf), (growth.nodes, -1)):
-        table[:, 1:].fill_(nothing)
+def reset(growth: Growth) -> None:
+    """Empties all columns but the roots."""
+    for table, empty in ((growth.tokens, -1), (growth.scores, -torch.inf), (growth.nodes, -1)):
+        table[:, 1:].fill_(empty)
     growth.parents.fill_(-1)
     growth.scores[:, 0].zero_()
     growth.nodes[:, 0].zero_()
 
 
-def rivals(
+def expanded_nodes(
     growth: Growth, offsets: Tensor, nodes: int, level: int, seeds: Tensor | None, positions: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The nodes to grow from: their scores [N], their columns int64 [N] and the noise of their children."""
+    """Returns the nodes that a level expands: scores [N], columns int64 [N], and seeds and positions of their noise."""
     at = torch.arange(nodes, device=offsets.device)
     tree = torch.searchsorted(offsets[1:].long(), at, right=True)
     column = at - offsets[tree] + (1 + (level - 1) * growth.keep if level else 0)
@@ -125,66 +129,73 @@ def tree_grow(
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, TreePlan]:
-    """One level of trees that keep the best: enters the children of the nodes that grow, and packs what comes of it.
+    """Grows trees by one level: expands the frontier nodes, stores the best children, and packs the trees.
 
-    Children and their scores are those of `tree_expand`; the `keep` best of a tree's make up the level's columns. The
-    first `width` of them that may still have something below them in the end, being better than the least of the
-    `limits` best so far, are the nodes to grow from on the next level, in this order. After the last level the trees
-    are the `limits` best nodes of all that were found, earlier columns first among equals, so that parents are kept.
+    Children and their scores are those of `tree_expand`. The `keep` best children of a tree fill the columns of the
+    level.
+
+    Before the last level, the next frontier is chosen among the first `width` of these columns. A column joins it if
+    fewer than `limits` columns so far score at least as high, itself included. All others cannot have a child in the
+    final tree. The frontier keeps the order of the columns.
+
+    After the last level, each tree consists of its `limits` best nodes of all levels. Among equals the earlier column
+    wins, so every kept node keeps its parent.
 
     Args:
-        logits: [N, V], the logits after the nodes that grow, as tree_expand takes them.
-        inv_t: [N], from distribution_stats, as the next two.
-        cut: [N].
-        tie_id: int32 [N].
-        offsets: int32 [B + 1], the nodes that grow of each of B trees, N in all: on level 0 its root or nothing, then
-            those that the level before has packed last.
-        growth: written to; level 0 begins anew with the tokens of the roots, in column 0.
-        level: of the table's, from 0 on.
-        width: children per node, if there are so many tokens, and nodes that grow per level.
-        last: nothing grows any more.
-        sharpness: see tree_expand.
-        seeds: int64 [B], request seeds of the replay noise, or None.
-        positions: int32 [B], absolute positions of the roots; a negative position gets no replay noise.
+        logits: Logits of the expanded nodes, [N, V], as for tree_expand.
+        inv_t: Inverse temperature from distribution_stats, [N].
+        cut: Smallest kept logit, from distribution_stats, [N].
+        tie_id: Largest kept id among logits equal to `cut`, from distribution_stats, int32 [N].
+        offsets: First expanded node of each of B trees, int32 [B + 1]. Level 0 expands the root or nothing. A later
+            level expands the frontier: the last nodes that the level before packed.
+        growth: State of the trees, updated in place. Level 0 resets all columns but the tokens of the roots.
+        level: Index of the level, from 0.
+        width: Children per node (at most V), and expanded nodes per level.
+        last: Whether this is the last level.
+        sharpness: See tree_expand.
+        seeds: Request seeds of the replay noise, int64 [B], or None for no noise.
+        positions: Absolute positions of the roots, int32 [B]. A negative position gets no noise.
 
     Returns:
-        tokens: int64 [R], parents: int32 [R], index within the tree: packed trees, levels in order and the best of a
-            level first; 0 and -1 behind the last node. R is B * (1 + keep) after the last level, before it
-            B * (1 + (level + 1) * min(width, keep)). Before the last level these are the roots and all nodes that have
-            grown or will, of trees of which some node will: the others have no nodes.
-        counts: int32 [2, B], nodes of each tree, and the depth of its deepest.
-        plan: TreePlan of these trees, with ancestor words for R / B nodes.
+        tokens: Tokens of the packed trees, int64 [R], level by level, best first; 0 after the last node. R is
+            B * (1 + keep) after the last level, and B * (1 + (level + 1) * min(width, keep)) before it.
+        parents: Index of each node's parent within its tree, int32 [R]; -1 for roots and after the last node.
+        counts: Nodes and depth of each tree, int32 [2, B].
+        plan: `TreePlan` of these trees, with ancestor words for R / B nodes.
+        Before the last level the packed trees hold the roots, all expanded nodes and the frontier. A tree with an
+        empty frontier has no nodes then.
 
     Raises:
-        ValueError: wrong shape, dtype or number.
+        ValueError: If a shape, dtype or number is wrong.
 
-    Source: EAGLE-2 (Li et al., 2024) section 4.
+    Source:
+        EAGLE-2 (Li et al. 2024), section 4.
     """
     check(logits, inv_t, cut, tie_id, offsets, growth, level, width, sharpness, seeds, positions)
     tokens, scores, parents, nodes = growth.tokens, growth.scores, growth.parents, growth.nodes
     keep, device, (trees, columns) = growth.keep, logits.device, tokens.shape
     if level == 0:
-        begin(growth)
+        reset(growth)
     first, reach, kids = 1 + level * keep, min(width, keep), min(width, logits.shape[1])
     block = slice(first, first + keep)
-    own, column, noise = rivals(growth, offsets, logits.shape[0], level, seeds, positions)
-    children, found, best = tree_expand(
-        logits, inv_t, cut, tie_id, offsets, own, width=kids, keep=keep, sharpness=sharpness, **noise
+    node_scores, column, noise = expanded_nodes(growth, offsets, logits.shape[0], level, seeds, positions)
+    children, child_scores, best = tree_expand(
+        logits, inv_t, cut, tie_id, offsets, node_scores, width=kids, keep=keep, sharpness=sharpness, **noise
     )
     if column.shape[0]:
-        at, there = best.clamp(min=0).long(), best >= 0
-        tokens[:, block] = torch.where(there, children.flatten()[at], -1)
-        scores[:, block] = torch.where(there, found.flatten()[at], -torch.inf)
-        parents[:, block] = torch.where(there, column[at // kids], -1).to(torch.int32)
+        at, exists = best.clamp(min=0).long(), best >= 0
+        tokens[:, block] = torch.where(exists, children.flatten()[at], -1)
+        scores[:, block] = torch.where(exists, child_scores.flatten()[at], -torch.inf)
+        parents[:, block] = torch.where(exists, column[at // kids], -1).to(torch.int32)
     if last:
         rank = scores[:, 1:].argsort(dim=1, descending=True, stable=True).argsort(dim=1)
         nodes[:, 1:] = torch.where((rank < growth.limits[:, None]) & (scores[:, 1:] > -torch.inf), 0, -1)
         packed = nodes >= 0
         nodes[:] = torch.where(packed, packed.cumsum(1) - 1, -1)
     else:
-        front = scores[:, first : first + reach]
-        as_good = (scores[:, 1 : first + keep, None] >= front[:, None]).sum(1)
-        live = (front > -torch.inf) & (as_good < growth.limits[:, None])
+        frontier = scores[:, first : first + reach]
+        as_good = (scores[:, 1 : first + keep, None] >= frontier[:, None]).sum(1)
+        live = (frontier > -torch.inf) & (as_good < growth.limits[:, None])
         before = (nodes >= 0).sum(1, keepdim=True)
         nodes[:, first : first + reach] = torch.where(live, before + torch.arange(reach, device=device), -1)
         packed = (nodes >= 0) & live.any(1, keepdim=True)
@@ -198,9 +209,9 @@ def tree_grow(
             f"expected at most {most} with levels of width {reach}; give levels in order, from 0 on, with one width"
         )
     places = trees * most
-    answer = torch.zeros(places, dtype=torch.int64, device=device), nodes.new_full((places,), -1)
-    above = torch.where(parents >= 0, nodes.gather(1, parents.clamp(min=0).long()), -1)
-    for whole, part in zip(answer, (tokens[packed], above[packed]), strict=True):
-        whole[: part.shape[0]] = part
+    results = torch.zeros(places, dtype=torch.int64, device=device), nodes.new_full((places,), -1)
+    parent_nodes = torch.where(parents >= 0, nodes.gather(1, parents.clamp(min=0).long()), -1)
+    for result, part in zip(results, (tokens[packed], parent_nodes[packed]), strict=True):
+        result[: part.shape[0]] = part
     bounds = torch.nn.functional.pad(counts[0].cumsum(0), (1, 0)).to(torch.int32)
-    return *answer, counts, tree_plan(answer[1], bounds, most)
+    return *results, counts, tree_plan(results[1], bounds, most)

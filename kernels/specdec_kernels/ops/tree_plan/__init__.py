@@ -1,4 +1,7 @@
-"""tree_plan: depths, ancestor words and child links of a packed batch of trees."""
+"""tree_plan: depths, ancestor words and child links of a packed batch of trees.
+
+This plan is the structure of the trees. How one attention pass splits its work is `tree_attention.plan.AttentionPlan`.
+"""
 
 from __future__ import annotations
 

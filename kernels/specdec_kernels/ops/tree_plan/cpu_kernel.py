@@ -13,6 +13,7 @@ _tree_plan = torch.ops.specdec.tree_plan.default
 
 
 def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> TreePlan:
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     try:
         plan = TreePlan(*_tree_plan(parents, offsets))
     except (RuntimeError, ValueError):

@@ -1,4 +1,7 @@
-"""TreePlan: depths, ancestor words and links of a packed batch of token trees."""
+"""TreePlan: depths, ancestor words and links of a packed batch of token trees.
+
+This plan is the structure of the trees. How one attention pass splits its work is `tree_attention.plan.AttentionPlan`.
+"""
 
 from __future__ import annotations
 
