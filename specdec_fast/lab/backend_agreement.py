@@ -1,5 +1,7 @@
-"""Same keys, same answer: every backend against the reference, any place in the batch, and all rules at temperature 0.
+"""Agreement checks: rules must return the same tokens for the same random keys.
 
+Every backend is compared with the reference, every position in a batch with the request alone, and every rule at
+temperature 0 with the arg-max path.
 Tests: tests/lab/test_backend_agreement.py.
 """
 
@@ -22,12 +24,20 @@ from specdec_fast.rules import get_rule
 from specdec_kernels import OPS, UnsupportedError, distribution_stats, tree_plan, use_backend
 
 DEEP = (-1, 0, 0, 1, 1, 3, 0)
+"""Parents of a tree of three levels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """compared: rows; different: rows whose path, count or next token differ; largest: difference of any threshold or
-    normalised residual weight, NaN where there are none.
+    """Outcome of one comparison.
+
+    Attributes:
+        rule: Name of the rule.
+        what: The comparison, in words.
+        compared: Number of compared rows.
+        different: Number of rows whose path, number of accepted tokens or next token differs.
+        largest: Largest difference of a threshold or of a normalised residual weight. NaN if nothing was compared.
+        tolerance: Largest difference that is allowed.
     """
 
     rule: str
@@ -39,29 +49,31 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
+        """Whether all rows agree and no threshold differs by more than the tolerance."""
         return self.different == 0 and not self.largest > self.tolerance
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the fields for JSON."""
         largest = None if math.isnan(self.largest) else self.largest
         return asdict(self) | {"largest": largest, "holds": self.holds}
 
 
 def backends() -> list[str]:
-    """Names of backends that are ready on this machine, the reference left out."""
+    """Returns the names of the backends that are available on this machine, except the reference."""
     names = {each.name for op in OPS.values() for each in op.backends if each.missing() is None}
     return sorted(names - {"reference", "sdpa"})
 
 
 def random_pair(vocab: int, seed: int, temperature: float = 1.0) -> tuple[TokenDistributions, TokenDistributions]:
-    """A target distribution and a draft distribution near it, float32 [1, V]."""
+    """Returns a random target distribution and a draft distribution near it, float32 [1, V] each."""
     source = torch.Generator().manual_seed(seed)
     p = torch.randn(1, vocab, generator=source) * 2
     q = p + torch.randn(1, vocab, generator=source)
-    return dist_index(p, temperature), dist_index(q, temperature)
+    return dists_of_logits(p, temperature), dists_of_logits(q, temperature)
 
 
-def dist_index(logits: Tensor, temperature: float = 1.0) -> TokenDistributions:
-    """The distributions of logits [R, V] at a temperature."""
+def dists_of_logits(logits: Tensor, temperature: float = 1.0) -> TokenDistributions:
+    """Returns the distributions of logits [R, V] at a temperature."""
     rows = len(logits)
     settings = (torch.full((rows,), temperature), torch.zeros(rows, dtype=torch.int32), torch.ones(rows))
     inv_t, lse, cut, tie_id, mass = distribution_stats(logits, *settings, torch.zeros(rows), masses=True)
@@ -69,7 +81,7 @@ def dist_index(logits: Tensor, temperature: float = 1.0) -> TokenDistributions:
 
 
 def layouts(rule: Rule) -> list[Layout]:
-    """Layouts on which backends are compared."""
+    """Returns the draft layouts on which backends are compared for a rule."""
     if rule.prefers in ("coupled", "greedy"):
         return [Layout(CHAIN, "coupled"), Layout(DEEP, "coupled")]
     if takes_trees(rule):
@@ -77,18 +89,19 @@ def layouts(rule: Rule) -> list[Layout]:
     return [layout_for(rule), Layout((-1, 0, 1, 2, 3, 4), "sampled")]
 
 
-def _answers(rule: Rule, draft: Draft, dists: TokenDistributions, rng: Rng) -> Acceptance:
+def _verify(rule: Rule, draft: Draft, dists: TokenDistributions, rng: Rng) -> Acceptance:
+    """Runs a rule with the plan of the draft."""
     return rule(draft, tree_plan(draft.parents, draft.offsets), dists, rng)
 
 
 def _different(a: Acceptance, b: Acceptance) -> Tensor:
-    """bool [B]"""
+    """Marks the rows whose acceptance differs, bool [B]."""
     return (a.path != b.path).any(1) | (a.num_accepted != b.num_accepted) | (a.next_token != b.next_token)
 
 
 def batch_for(rule: Rule, layout: Layout, vocab: int, rows: int, seed: int) -> tuple[Draft, TokenDistributions, Rng]:
-    """A batch as the engine would hand it to a rule: drawn tokens, a target distribution of its own at every node."""
-    temperature = 1.0 if rule.why_not_sampling(_Warm()) is None else 0.0
+    """Builds a batch as the engine does, with sampled drafts and a separate target distribution after every node."""
+    temperature = 1.0 if rule.why_not_sampling(_PositiveTemperature()) is None else 0.0
     p, q = random_pair(vocab, seed, temperature)
     simulator = Simulator(rule, p, q, layout)
     seeds = torch.arange(rows) + (seed << 20)
@@ -96,17 +109,17 @@ def batch_for(rule: Rule, layout: Layout, vocab: int, rows: int, seed: int) -> t
     draft = simulator.draft(seeds, positions)
     source = torch.Generator().manual_seed(seed + 1)
     logits = p.logits + 0.5 * torch.randn(draft.num_nodes, vocab, generator=source)
-    return draft, dist_index(logits, temperature), Rng(seeds, positions)
+    return draft, dists_of_logits(logits, temperature), Rng(seeds, positions)
 
 
-class _Warm:
-    """Sampling parameters with a temperature, as far as rules ask."""
+class _PositiveTemperature:
+    """The sampling parameters that rules read, at temperature 1."""
 
     temperature, top_k, top_p, min_p = 1.0, 0, 1.0, 0.0
 
 
 def same_on_every_backend(name: str, vocabs: Sequence[int] = (7, 1030, 2500), rows: int = 96) -> list[Agreement]:
-    """Path, count, next token and thresholds of each backend against the reference, with keyed randomness."""
+    """Compares acceptance and thresholds of each backend with the reference, with keyed randomness."""
     rule = get_rule(name)
     found = []
     for backend in backends():
@@ -116,55 +129,55 @@ def same_on_every_backend(name: str, vocabs: Sequence[int] = (7, 1030, 2500), ro
             for layout in layouts(rule):
                 draft, dists, rng = batch_for(rule, layout, vocab, rows, seed=100 * at + 7)
                 with use_backend("reference"):
-                    want = _answers(rule, draft, dists, rng)
-                    shown = _shown(rule, draft, dists)
+                    want = _verify(rule, draft, dists, rng)
+                    expected_parts = _comparable_thresholds(rule, draft, dists)
                 try:
                     with use_backend(backend):
-                        got = _answers(rule, draft, dists, rng)
-                        theirs = _shown(rule, draft, dists)
+                        got = _verify(rule, draft, dists, rng)
+                        parts = _comparable_thresholds(rule, draft, dists)
                 except UnsupportedError:
                     continue
                 compared += rows
                 different += int(_different(want, got).sum())
-                for ours, other in zip(shown, theirs):
-                    off = torch.where(ours.isnan() & other.isnan(), 0.0, ours - other).abs().nan_to_num(nan=torch.inf)
-                    largest = max(0.0 if math.isnan(largest) else largest, float(off.max()))
+                for expected, other in zip(expected_parts, parts):
+                    both_nan = expected.isnan() & other.isnan()
+                    error = torch.where(both_nan, 0.0, expected - other).abs().nan_to_num(nan=torch.inf)
+                    largest = max(0.0 if math.isnan(largest) else largest, float(error.max()))
         if compared:
             found.append(Agreement(name, f"{backend} = reference", compared, different, largest, 2e-5))
     return found
 
 
-def _shown(rule: Rule, draft: Draft, dists: TokenDistributions) -> list[Tensor]:
-    """Thresholds and normalised residual weights, as far as the rule has them."""
+def _comparable_thresholds(rule: Rule, draft: Draft, dists: TokenDistributions) -> list[Tensor]:
+    """Thresholds and normalised residual weights; empty for rules without thresholds."""
     if not has_thresholds(rule):
         return []
     threshold, residual = rule.thresholds(draft, tree_plan(draft.parents, draft.offsets), dists)
-    # where a node is accepted for certain its coin and what follows a refusal never matter
+    # if a node is certainly accepted, its residual is never used
     total = residual.double().sum(1, keepdim=True)
     return [threshold.double(), torch.where(total > 1e-4, residual.double() / total, 0.0)]
 
 
 def same_anywhere(name: str, rows: int = 48, vocab: int = 900) -> list[Agreement]:
-    """A row's answer alone, in a ragged batch, and in the same batch in another order."""
+    """Compares every row of a ragged batch with the row alone, and with the batch in another order."""
     rule = get_rule(name)
     sizes = [layout for layout in layouts(rule) if not takes_trees(rule) or not layout.is_chain][:1]
     whole, every, rng = batch_for(rule, sizes[0], vocab, rows, seed=5)
-    ragged = [1 + row % len(sizes[0].parents) for row in range(rows)]  # some rows draft nothing
+    ragged = [1 + row % len(sizes[0].parents) for row in range(rows)]  # some rows have no draft tokens
     draft, dists = _take(whole, every, list(range(rows)), ragged)
-    answer = _answers(rule, draft, dists, rng)
+    acceptance = _verify(rule, draft, dists, rng)
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(3))
-    turned = 0
-    wrong_alone = wrong_order = 0
+    compared_alone = wrong_alone = 0
     many = _take(draft, dists, order.tolist())
-    other = _answers(rule, *many, Rng(rng.seeds[order], rng.positions[order]))
-    wrong_order = int(_unequal(answer, draft, order.tolist(), other, many[0]).sum())
+    other = _verify(rule, *many, Rng(rng.seeds[order], rng.positions[order]))
+    wrong_order = int(_unequal(acceptance, draft, order.tolist(), other, many[0]).sum())
     for row in range(0, rows, 4):
         one = _take(draft, dists, [row])
-        alone = _answers(rule, *one, Rng(rng.seeds[row : row + 1], rng.positions[row : row + 1]))
-        wrong_alone += int(_unequal(answer, draft, [row], alone, one[0]).sum())
-        turned += 1
+        alone = _verify(rule, *one, Rng(rng.seeds[row : row + 1], rng.positions[row : row + 1]))
+        wrong_alone += int(_unequal(acceptance, draft, [row], alone, one[0]).sum())
+        compared_alone += 1
     return [
-        Agreement(name, "a row alone = the row in a batch", turned, wrong_alone),
+        Agreement(name, "a row alone = the row in a batch", compared_alone, wrong_alone),
         Agreement(name, "any order of rows", rows, wrong_order),
     ]
 
@@ -172,7 +185,7 @@ def same_anywhere(name: str, rows: int = 48, vocab: int = 900) -> list[Agreement
 def _take(
     draft: Draft, dists: TokenDistributions, rows: list[int], sizes: list[int] | None = None
 ) -> tuple[Draft, TokenDistributions]:
-    """Some rows of a batch, in the given order; sizes: only so many nodes of each."""
+    """Selects rows of a batch in the given order. `sizes` limits the number of nodes of each row."""
     counts = tuple(draft.counts[row] for row in rows) if sizes is None else tuple(sizes)
     starts = draft.offsets.tolist()
     nodes = torch.cat([torch.arange(count) + starts[row] for row, count in zip(rows, counts)])
@@ -196,7 +209,7 @@ def _take(
 
 
 def _unequal(a: Acceptance, of_a: Draft, rows: list[int], b: Acceptance, of_b: Draft) -> Tensor:
-    """bool [len(rows)]: rows `rows` of `a` against the rows of `b`, paths counted from their roots."""
+    """Marks the rows `rows` of `a` that differ from those of `b`, bool [len(rows)]. Paths count from their roots."""
     index = torch.tensor(rows)
     starts_a, starts_b = of_a.offsets[:-1][index, None], of_b.offsets[:-1, None]
     path_a = torch.where(a.path[index] >= 0, a.path[index] - starts_a, -1)
@@ -205,7 +218,7 @@ def _unequal(a: Acceptance, of_a: Draft, rows: list[int], b: Acceptance, of_b: D
 
 
 def same_when_greedy(name: str, vocab: int = 50, rows: int = 64) -> Agreement:
-    """At temperature 0 every rule follows the arg-max from the root: what a plain loop over the tree says."""
+    """Compares a rule at temperature 0 with a plain loop that follows the arg-max from the root."""
     rule = get_rule(name)
     trees = takes_trees(rule)
     parents = DEEP if trees else CHAIN
@@ -215,14 +228,14 @@ def same_when_greedy(name: str, vocab: int = 50, rows: int = 64) -> Agreement:
     best = logits.argmax(1).view(rows, size)
     tokens = torch.randint(vocab, (rows, size), generator=source)
     for node, parent in enumerate(parents):
-        if parent >= 0:  # half of the nodes are right
+        if parent >= 0:  # half of the nodes have the arg-max token
             right = torch.rand(rows, generator=source) < 0.5
             tokens[right, node] = best[right, parent]
     shape = Draft.trees(list(range(rows)), [(row, parents) for row in tokens.tolist()])
     draft = replace(shape, is_chain=not trees)
-    dists = dist_index(logits, 0.0)
+    dists = dists_of_logits(logits, 0.0)
     rng = Rng(torch.arange(rows), torch.full((rows,), 5, dtype=torch.int32))
-    answer = _answers(rule, draft, dists, rng)
+    acceptance = _verify(rule, draft, dists, rng)
     wrong = 0
     for row in range(rows):
         path, node = [0], 0
@@ -232,14 +245,14 @@ def same_when_greedy(name: str, vocab: int = 50, rows: int = 64) -> Agreement:
                 break
             node = matching[0]
             path.append(node)
-        got = [at - row * size for at in answer.path[row].tolist() if at >= 0]
+        got = [at - row * size for at in acceptance.path[row].tolist() if at >= 0]
         same = [int(tokens[row, at]) for at in got[1:]] == [int(tokens[row, at]) for at in path[1:]]
-        wrong += not (same and int(answer.next_token[row]) == int(best[row, node]))
+        wrong += not (same and int(acceptance.next_token[row]) == int(best[row, node]))
     return Agreement(name, "temperature 0 = the arg-max path", rows, wrong)
 
 
 def run_agreement(names: Sequence[str]) -> list[Agreement]:
-    """Everything of this file, for every lossless rule."""
+    """Runs all comparisons of this module for every lossless rule of `names`."""
     found: list[Agreement] = []
     for name in names:
         if get_rule(name).lossless:

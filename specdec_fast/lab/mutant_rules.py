@@ -1,348 +1,257 @@
-"""Wrong ways to verify, taken from defects of public systems, as distributions that can be computed to the last digit.
+"""Known mistakes in verification, from defects of public systems, as exact distributions on small models.
 
-Each is a step of decoding over a small model: all outcomes with their chances. `lab.mutants` measures how far the
-text's distribution is from the target's and how many draws show it. `origin` says where a defect was seen.
-Tests: tests/lab/test_mutants.py.
+`specdec_fast.lab.mutants` measures how far a mutant's text distribution is from the target's, and how many draws
+detect the difference. Tests: tests/lab/test_mutants.py.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from specdec_fast.lab.rational_oracle import RationalModel, Text
-
-Distribution = list[float]
-After = Callable[[Text], Distribution]
-Outcomes = Iterator[tuple[float, Text]]
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """Target p and draft q after a text, both float; `truth`: the distribution that should come out (p unless
-    processed).
-    """
-
-    p: After
-    q: After
-    vocab: int
-
-
-def world(vocab: int, seed: int) -> World:
-    """Models with zeros in them, the draft near the target."""
-    target = RationalModel(vocab, seed)
-    draft = RationalModel(vocab, seed + 50, like=target)
-    return World(
-        lambda text: [float(weight) for weight in target.after(text)],
-        lambda text: [float(weight) for weight in draft.after(text)],
-        vocab,
-    )
-
-
-def normal(weights: Sequence[float]) -> Distribution:
-    """Weights that add up to 1; nothing stays nothing."""
-    total = sum(weights)
-    return [weight / total for weight in weights] if total else list(weights)
-
-
-def positive_part(p: Sequence[float], q: Sequence[float]) -> Distribution:
-    return [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
-
-
-def point(token: int, vocab: int) -> Distribution:
-    return [float(other == token) for other in range(vocab)]
-
-
-def likeliest(dist: Sequence[float], count: int = 1) -> list[int]:
-    return sorted(range(len(dist)), key=lambda token: (-dist[token], token))[:count]
-
-
-def top(dist: Distribution, count: int) -> Distribution:
-    """The distribution after top-k."""
-    kept = likeliest(dist, count)
-    return normal([weight if token in kept else 0.0 for token, weight in enumerate(dist)])
-
-
-def sharp(dist: Distribution) -> Distribution:
-    """The distribution at temperature 0.5."""
-    return normal([weight**2 for weight in dist])
-
-
-def ratio(p: Distribution, q: Distribution, token: int) -> float:
-    return min(1.0, p[token] / q[token]) if q[token] > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The rejection rule on chains of `depth`, every part of which can be swapped for a wrong one.
-
-    draws: distribution the draft is drawn from, given q; tests: distribution that the test divides by; target: p as
-    the test sees it; accepts: chance to accept; rest: unnormalised weights after a rejection; bonus: distribution
-    after everything was accepted; keeps: whether a drawn token is put to the test at all.
-    """
-
-    depth: int = 2
-    draws: Callable[[Distribution], Distribution] = lambda q: q
-    tests: Callable[[Distribution], Distribution] = lambda q: q
-    target: Callable[[Distribution], Distribution] = lambda p: p
-    accepts: Callable[[Distribution, Distribution, int], float] = ratio
-    rest: Callable[[Distribution, Distribution, int], Distribution] = lambda p, q, token: positive_part(p, q)
-    bonus: Callable[[Distribution], Distribution] = lambda p: p
-    keeps: Callable[[Distribution, int], bool] = lambda q, token: True
-
-    def __call__(self, world: World, context: Text) -> Outcomes:
-        def go(alive: float, drafted: Text) -> Outcomes:
-            text = (*context, *drafted)
-            p, q = self.target(world.p(text)), world.q(text)
-            drawn = self.draws(q)
-            for token, chance in enumerate(drawn):
-                if len(drafted) == self.depth:
-                    break
-                if chance == 0:
-                    continue
-                if not self.keeps(q, token):  # the step ends here, with a token of the target's distribution
-                    yield from ((alive * chance * w, (*drafted, y)) for y, w in enumerate(p) if w)
-                    continue
-                tested = self.tests(q)
-                accepted = self.accepts(p, tested, token)
-                weights = self.rest(p, tested, token)
-                rest = normal(weights) if sum(weights) > 0 else p
-                yield from (
-                    (alive * chance * (1 - accepted) * w, (*drafted, y))
-                    for y, w in enumerate(rest)
-                    if w and accepted < 1
-                )
-                if accepted > 0:
-                    yield from go(alive * chance * accepted, (*drafted, token))
-            if len(drafted) == self.depth:
-                yield from ((alive * w, (*drafted, y)) for y, w in enumerate(self.bonus(world.p(text))) if w)
-
-        yield from go(1.0, ())
-
-
-Step = Callable[[World, Text], Outcomes]
+from specdec_fast.lab.mutant_steps import (
+    After,
+    Chain,
+    ModelPair,
+    Step,
+    accept_probability,
+    accept_typical,
+    accept_with_the_sampling_uniform,
+    at_half_temperature,
+    block_of_two,
+    ignore_end_inside_step,
+    keep_rejected_cache,
+    likeliest,
+    normalised,
+    penalise_rejected,
+    point_mass,
+    positive_part,
+    repeat_end_token,
+    rounded_to_bfloat16,
+    sample_per_path,
+    top_k,
+    two_sampled_siblings,
+    use_dist_of_sibling,
+    verify_duplicates_twice,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A wrong step. truth: the distribution that should come out after a text, from the world."""
+    """A decoding step with one mistake.
+
+    Attributes:
+        name: Short name.
+        mistake: The mistake, in one sentence.
+        origin: The system, paper or issue in which the mistake was observed.
+        step: The wrong step.
+        truth: Returns the correct distribution after a text, from the models.
+        noticed_by: The test that detects the mistake: the distribution of the first token, or only the joint
+            distribution of several tokens.
+    """
 
     name: str
+    mistake: str
     origin: str
     step: Step
-    truth: Callable[[World], After] = lambda world: world.p
+    truth: Callable[[ModelPair], After] = lambda models: models.p
+    noticed_by: Literal["first token", "joint distribution"] = "first token"
 
 
-def _shared_coin(p: Distribution, q: Distribution, token: int) -> float:
-    """The coin that picked the token in q's cumulative sum also tests it."""
-    low = sum(q[:token])
-    return max(0.0, min(low + q[token], ratio(p, q, token)) - low) / q[token] if q[token] else 0.0
-
-
-def _typical(p: Distribution, q: Distribution, token: int) -> float:
-    entropy = -sum(weight * math.log(weight) for weight in p if weight)
-    return float(p[token] > min(0.09, 0.3 * math.exp(-entropy)))
-
-
-def _half_bits(q: Distribution) -> Distribution:
-    """q rounded to eight bits of mantissa."""
-    return [math.ldexp(round(math.ldexp(m, 8)), e - 8) for m, e in map(math.frexp, q)]
-
-
-def _stale(world: World, context: Text) -> Outcomes:
-    """After a rejection the next token is conditioned on the rejected one: its keys and values stay in the cache."""
-    p, q = world.p(context), world.q(context)
-    for token, chance in enumerate(q):
-        accepted = ratio(p, q, token)
-        if chance and accepted:
-            yield chance * accepted, (token,)
-        rest = positive_part(p, q)
-        if chance and accepted < 1:
-            for other, weight in enumerate(normal(rest)):
-                for after, w in enumerate(world.p((*context, token))):
-                    if weight * w:
-                        yield chance * (1 - accepted) * weight * w, (other, after)
-
-
-def _penalised(world: World, context: Text) -> Outcomes:
-    """A rejected token counts as said: it is penalised in the token after it."""
-    p, q = world.p(context), world.q(context)
-    for token, chance in enumerate(q):
-        accepted = ratio(p, q, token)
-        if chance and accepted:
-            yield chance * accepted, (token,)
-        if chance and accepted < 1:
-            for other, weight in enumerate(normal(positive_part(p, q))):
-                dist = world.p((*context, other))
-                changed = [w / 2 if v == token else w for v, w in enumerate(dist)]
-                for after, w in enumerate(normal(changed)):
-                    if weight * w:
-                        yield chance * (1 - accepted) * weight * w, (other, after)
-
-
-def _wrong_parent(world: World, context: Text) -> Outcomes:
-    """The distribution at a node is that of its sibling."""
-    first = likeliest(world.q(context), 2)
-    for token, weight in enumerate(world.p(context)):
-        if weight and token not in first:
-            yield weight, (token,)
-        elif weight:
-            other = first[1 - first.index(token)]
-            yield from ((weight * w, (token, y)) for y, w in enumerate(world.p((*context, other))) if w)
-
-
-def _two_drawn(update: bool, without: bool) -> Step:
-    """Two siblings from q; update: the residual moves on after the first; without: drawn without replacement."""
-
-    def step(world: World, context: Text) -> Outcomes:
-        p, q = world.p(context), world.q(context)
-        for x, chance in enumerate(q):
-            left = [0.0 if v == x and without else w for v, w in enumerate(q)]
-            if not chance:
-                continue
-            if sum(left) == 0:
-                a = ratio(p, q, x)
-                yield chance * a, (x,)
-                rest = positive_part(p, q)
-                yield from ((chance * (1 - a) * w, (y,)) for y, w in enumerate(normal(rest)) if w and a < 1)
-                continue
-            for z, again in enumerate(normal(left)):
-                if not again:
-                    continue
-                share, first = chance * again, ratio(p, q, x)
-                if first:
-                    yield share * first, (x,)
-                residual = positive_part(p, q)
-                if first == 1 or not sum(residual):
-                    continue
-                r = normal(residual) if update else p
-                second = ratio(r, q, z)
-                if second:
-                    yield share * (1 - first) * second, (z,)
-                last = positive_part(r, q)
-                last = normal(last) if sum(last) else r
-                yield from ((share * (1 - first) * (1 - second) * w, (y,)) for y, w in enumerate(last) if w)
-
-    return step
-
-
-def _row_resampled(world: World, context: Text) -> Outcomes:
-    """Every path of the tree draws its own token at the shared root, and the luckiest path wins (Medusa, REST)."""
-    p, chosen = world.p(context), likeliest(world.q(context), 2)
-    for y, w in enumerate(p):
-        for z, v in enumerate(p):
-            if w * v:
-                token = y if y == chosen[0] else z if z == chosen[1] else y
-                yield w * v, (token,)
-
-
-def _duplicates(world: World, context: Text) -> Outcomes:
-    """A chosen token that is listed twice is tested twice against the same distribution."""
-    p, x = world.p(context), likeliest(world.q(context))[0]
-    accepted = 1 - (1 - p[x]) ** 2
-    yield accepted, (x,)
-    rest = [0.0 if v == x else w for v, w in enumerate(p)]
-    if accepted < 1:
-        yield from (((1 - accepted) * w, (y,)) for y, w in enumerate(normal(rest)) if w)
-
-
-def _ended(world: World) -> After:
-    """Token 0 ends a text: nothing but 0 follows."""
-    return lambda text: point(0, world.vocab) if 0 in text else world.p(text)
-
-
-def _past_the_end(world: World, context: Text) -> Outcomes:
-    """An end of sequence inside an accepted block is overlooked until the step is over."""
-    if 0 in context:
-        yield 1.0, (0,)
-        return
-    yield from Chain()(world, context)
-
-
-def _block(stop_at_failure: bool, token_residual: bool) -> Step:
-    """Block verification of two tokens: the last coin that passes counts, with the residual of its own weight."""
-
-    def step(world: World, context: Text) -> Outcomes:
-        p0, q0 = world.p(context), world.q(context)
-        for x, cx in enumerate(q0):
-            if not cx:
-                continue
-            p1, q1 = world.p((*context, x)), world.q((*context, x))
-            w1 = ratio(p0, q0, x)
-            s1 = sum(max(w1 * a - b, 0.0) for a, b in zip(p1, q1))
-            h1 = 1.0 if s1 + 1 - w1 == 0 else s1 / (s1 + 1 - w1)
-            for y, cy in enumerate(q1):
-                if not cy:
-                    continue
-                w2 = min(1.0, w1 * p1[y] / q1[y])
-                two = h1 * w2 if stop_at_failure else w2
-                one = h1 * (1 - w2)
-                none = 1 - one - two
-                chance = cx * cy
-                end = world.p((*context, x, y))
-                yield from ((chance * two * w, (x, y, z)) for z, w in enumerate(end) if w * two)
-                scale = 1.0 if token_residual else w1
-                rest = [max(scale * a - b, 0.0) for a, b in zip(p1, q1)]
-                rest = normal(rest) if sum(rest) else p1
-                yield from ((chance * one * w, (x, z)) for z, w in enumerate(rest) if w * one)
-                first = positive_part(p0, q0)
-                first = normal(first) if sum(first) else p0
-                yield from ((chance * none * w, (z,)) for z, w in enumerate(first) if w * none > 0)
-
-    return step
-
-
-TWO_OF = 2
-RIGHT: dict[str, Step] = {
-    "token rule": Chain(),
-    "block rule": _block(stop_at_failure=False, token_residual=False),
-    "two independent siblings": _two_drawn(update=True, without=False),
+CORRECT_RULES: dict[str, Step] = {
+    "rejection": Chain(),
+    "block": block_of_two(stop_at_failure=False, rejection_residual=False),
+    "two independent siblings": two_sampled_siblings(update_residual=True, without_replacement=False),
 }
-"""The same code without its mistake: it must pass every check that kills a mutant."""
+"""The same steps without a mistake. They must pass every check that detects a mutant."""
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("arg-max draft, softmax q", "Draft & Verify; jaymody #3; transformers #47932",
-           Chain(draws=lambda q: point(likeliest(q)[0], len(q)))),
-    Mutant("redraw from p after a rejection", "Medusa and REST, nucleus path", Chain(rest=lambda p, q, x: p)),
-    Mutant("q recorded before top-k", "transformers #47932", Chain(draws=lambda q: top(q, TWO_OF))),
-    Mutant("bonus without temperature", "EAGLE v1",
-           Chain(target=sharp, draws=sharp, tests=sharp), lambda w: lambda t: sharp(w.p(t))),
-    Mutant("siblings without replacement, plain q", "EAGLE #74", _two_drawn(update=True, without=True)),
-    Mutant("residual not updated between siblings", "multi-round rejection, common slip",
-           _two_drawn(update=False, without=False)),
-    Mutant("unlikely drawn token dropped", "confidence pruning, several systems",
-           Chain(keeps=lambda q, x: q[x] >= 0.4)),
-    Mutant("one coin draws and tests", "LLMSpeculativeSampling, random_seed", Chain(accepts=_shared_coin)),
-    Mutant("lenience 0.5", "Leviathan et al. A.5", Chain(accepts=lambda p, q, x: min(1.0, 2 * ratio(p, q, x)))),
-    Mutant("residual of q - p", "sign slip", Chain(rest=lambda p, q, x: positive_part(q, p))),
-    Mutant("inverted comparison", "sign slip", Chain(accepts=lambda p, q, x: 1 - ratio(p, q, x))),
-    Mutant("typical acceptance", "Medusa",
-           Chain(draws=lambda q: point(likeliest(q)[0], len(q)), accepts=_typical, rest=lambda p, q, x: p)),
-    Mutant("arg-max acceptance at T > 0", "greedy walk used for sampling",
-           Chain(accepts=lambda p, q, x: float(x == likeliest(p)[0]), rest=lambda p, q, x: p)),
-    Mutant("padded vocabulary", "target heads padded to a multiple of 64",
-           Chain(target=lambda p: normal([*p, 0.05]), draws=lambda q: [*q, 0.0], tests=lambda q: [*q, 0.0])),
-    Mutant("draft vocabulary off by one", "EAGLE-3 tables: NeMo #2447",
-           Chain(tests=lambda q: [q[-1], *q[:-1]])),
-    Mutant("processors on the bonus token only", "vLLM #42744",
-           Chain(bonus=lambda p: top(p, TWO_OF)), lambda w: lambda t: top(w.p(t), TWO_OF)),
-    Mutant("temperature on the draft only", "SGLang on ROCm #39253",
-           Chain(draws=sharp, tests=sharp), lambda w: lambda t: sharp(w.p(t))),
-    Mutant("raw q, processed p", "DFlash in transformers #47932",
-           Chain(tests=lambda q: [1.5 * w for w in q])),
-    Mutant("q in bfloat16", "DeepSpec #31", Chain(tests=_half_bits)),
-    Mutant("coin 0 accepts", "EAGLE, LLMSpeculativeSampling",
-           Chain(accepts=lambda p, q, x: max(ratio(p, q, x), 2.0**-24))),
-    Mutant("stale keys and values", "cache not rolled back", _stale),
-    Mutant("rejected draft is penalised", "vmlx-swift #357", _penalised),
-    Mutant("distribution of the wrong parent", "tree mask or index slip", _wrong_parent),
-    Mutant("every path draws for itself", "Medusa and REST, nucleus mask; fms-extras #12", _row_resampled),
-    Mutant("duplicate siblings", "unmerged sources", _duplicates),
-    Mutant("end of sequence inside a block", "transformers #47912", _past_the_end, _ended),
-    Mutant("block rule stops at the first failure", "review of vllm-ascend #11985",
-           _block(stop_at_failure=True, token_residual=False)),
-    Mutant("block rule with the token residual", "vllm-ascend #7807",
-           _block(stop_at_failure=False, token_residual=True)),
-)  # fmt: skip
-"""Known mistakes."""
+    Mutant(
+        "arg-max draft, softmax q",
+        "The draft token is the arg-max of q, but the test divides by its softmax probability.",
+        "Draft & Verify; jaymody #3; transformers #47932",
+        Chain(draft_dist=lambda q: point_mass(likeliest(q)[0], len(q))),
+    ),
+    Mutant(
+        "recovered token from p",
+        "After a rejection, the next token is sampled from p instead of the residual.",
+        "Medusa and REST, nucleus path",
+        Chain(residual=lambda p, q, token: p),
+    ),
+    Mutant(
+        "q recorded before top-k",
+        "Draft tokens are sampled after top-k, but the test divides by q before top-k.",
+        "transformers #47932",
+        Chain(draft_dist=lambda q: top_k(q, 2)),
+    ),
+    Mutant(
+        "bonus without temperature",
+        "The bonus token is sampled at temperature 1, whatever the request's temperature is.",
+        "EAGLE v1",
+        Chain(target_dist=at_half_temperature, draft_dist=at_half_temperature, tested_dist=at_half_temperature),
+        truth=lambda models: lambda text: at_half_temperature(models.p(text)),
+        noticed_by="joint distribution",
+    ),
+    Mutant(
+        "siblings without replacement, plain q",
+        "Siblings are sampled without replacement, but tested against q with replacement.",
+        "EAGLE #74",
+        two_sampled_siblings(update_residual=True, without_replacement=True),
+    ),
+    Mutant(
+        "residual not updated between siblings",
+        "The second sibling is tested against p instead of the residual after the first rejection.",
+        "multi-round rejection, common slip",
+        two_sampled_siblings(update_residual=False, without_replacement=False),
+    ),
+    Mutant(
+        "unlikely sampled token dropped",
+        "A draft token is dropped after it was sampled, because its probability is low.",
+        "confidence pruning, several systems",
+        Chain(keeps=lambda q, token: q[token] >= 0.4),
+    ),
+    Mutant(
+        "one uniform samples and tests",
+        "The uniform that sampled the draft token also decides whether it is accepted.",
+        "LLMSpeculativeSampling, random_seed",
+        Chain(accept=accept_with_the_sampling_uniform),
+    ),
+    Mutant(
+        "lenience 0.5",
+        "The acceptance probability is doubled.",
+        "Leviathan et al. A.5",
+        Chain(accept=lambda p, q, token: min(1.0, 2 * accept_probability(p, q, token))),
+    ),
+    Mutant(
+        "residual of q - p",
+        "The residual is the positive part of q - p instead of p - q.",
+        "sign slip",
+        Chain(residual=lambda p, q, token: positive_part(q, p)),
+    ),
+    Mutant(
+        "inverted comparison",
+        "A token is accepted when it should be rejected, and rejected when it should be accepted.",
+        "sign slip",
+        Chain(accept=lambda p, q, token: 1 - accept_probability(p, q, token)),
+    ),
+    Mutant(
+        "typical acceptance",
+        "Typical tokens are always accepted.",
+        "Medusa",
+        Chain(
+            draft_dist=lambda q: point_mass(likeliest(q)[0], len(q)),
+            accept=accept_typical,
+            residual=lambda p, q, token: p,
+        ),
+    ),
+    Mutant(
+        "arg-max acceptance at T > 0",
+        "At a temperature above 0, a token is accepted only if it is the arg-max of p.",
+        "greedy walk used for sampling",
+        Chain(accept=lambda p, q, token: float(token == likeliest(p)[0]), residual=lambda p, q, token: p),
+    ),
+    Mutant(
+        "padded vocabulary",
+        "A padding entry of the target's output has a positive probability.",
+        "target heads padded to a multiple of 64",
+        Chain(
+            target_dist=lambda p: normalised([*p, 0.05]),
+            draft_dist=lambda q: [*q, 0.0],
+            tested_dist=lambda q: [*q, 0.0],
+        ),
+    ),
+    Mutant(
+        "draft vocabulary off by one",
+        "The test reads q at the neighbour of the draft token's id.",
+        "EAGLE-3 tables: NeMo #2447",
+        Chain(tested_dist=lambda q: [q[-1], *q[:-1]]),
+    ),
+    Mutant(
+        "processors on the bonus token only",
+        "Logits processors change the bonus token, but not the verified tokens.",
+        "vLLM #42744",
+        Chain(bonus_dist=lambda p: top_k(p, 2)),
+        truth=lambda models: lambda text: top_k(models.p(text), 2),
+    ),
+    Mutant(
+        "temperature on the draft only",
+        "The draft uses the request's temperature, but the target uses temperature 1.",
+        "SGLang on ROCm #39253",
+        Chain(draft_dist=at_half_temperature, tested_dist=at_half_temperature),
+        truth=lambda models: lambda text: at_half_temperature(models.p(text)),
+    ),
+    Mutant(
+        "raw q, processed p",
+        "The test divides by q without normalisation.",
+        "DFlash in transformers #47932",
+        Chain(tested_dist=lambda q: [1.5 * weight for weight in q]),
+    ),
+    Mutant(
+        "q in bfloat16",
+        "The test divides by q rounded to bfloat16.",
+        "DeepSpec #31",
+        Chain(tested_dist=rounded_to_bfloat16),
+    ),
+    Mutant(
+        "uniform 0 accepts",
+        "A uniform of exactly 0 accepts a token that has probability 0 under p.",
+        "EAGLE, LLMSpeculativeSampling",
+        Chain(accept=lambda p, q, token: max(accept_probability(p, q, token), 2.0**-24)),
+    ),
+    Mutant(
+        "stale keys and values",
+        "The keys and values of a rejected token stay in the cache.",
+        "cache not rolled back",
+        keep_rejected_cache,
+        noticed_by="joint distribution",
+    ),
+    Mutant(
+        "rejected draft is penalised",
+        "The repetition penalty also counts a rejected draft token.",
+        "vmlx-swift #357",
+        penalise_rejected,
+        noticed_by="joint distribution",
+    ),
+    Mutant(
+        "distribution of the wrong parent",
+        "A node is verified with the target's distribution at its parent's sibling.",
+        "tree mask or index slip",
+        use_dist_of_sibling,
+        noticed_by="joint distribution",
+    ),
+    Mutant(
+        "every path samples for itself",
+        "Paths sample separate tokens at a node that they share, and the first matching path wins.",
+        "Medusa and REST, nucleus mask; fms-extras #12",
+        sample_per_path,
+    ),
+    Mutant(
+        "duplicate siblings",
+        "A deterministic token that two sources propose is tested twice against the same distribution.",
+        "unmerged sources",
+        verify_duplicates_twice,
+    ),
+    Mutant(
+        "end of sequence inside a block",
+        "Tokens after an accepted end-of-sequence token are emitted until the step ends.",
+        "transformers #47912",
+        ignore_end_inside_step,
+        truth=repeat_end_token,
+        noticed_by="joint distribution",
+    ),
+    Mutant(
+        "block rule stops at the first failure",
+        "Block verification ends the path at the first failed uniform instead of after the last passed one.",
+        "review of vllm-ascend #11985",
+        block_of_two(stop_at_failure=True, rejection_residual=False),
+    ),
+    Mutant(
+        "block rule with the rejection residual",
+        "Block verification samples the recovered token from (p - q)+ instead of (w p - q)+.",
+        "vllm-ascend #7807",
+        block_of_two(stop_at_failure=False, rejection_residual=True),
+        noticed_by="joint distribution",
+    ),
+)
+"""Known mistakes. Every one is detected by a check of `specdec_fast.lab.mutants.judge`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles.planted_rules import Planted
+from oracles.planted_rules import AlteredRule
 
 from specdec_fast.adaptive.expected_acceptance import expected_accepted, likeliest_accepted
 from specdec_fast.core.distributions import TokenDistributions
@@ -97,7 +97,7 @@ def test_the_order_of_the_walk_is_the_rule_s_own() -> None:
     draft, dists, chances = drafts("hybrid", TREES[5], "full")
     with use_backend("reference"):
         for name in ("recursive_rejection", "traversal"):
-            turned = Planted(get_rule(name))
+            turned = AlteredRule(get_rule(name))
             turned.from_leaves = not get_rule(name).from_leaves  # type: ignore[attr-defined]
             right, wrong = (float(expected_accepted(rule, draft, dists) @ chances) for rule in (get_rule(name), turned))
             assert abs(right - wrong) > 0.01

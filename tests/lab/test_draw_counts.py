@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from oracles.planted_rules import Planted, place
+from oracles.planted_rules import AlteredRule, random_place
 
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.interfaces import Rng
 from specdec_fast.lab import draw_counts
-from specdec_fast.lab.backend_agreement import dist_index
+from specdec_fast.lab.backend_agreement import dists_of_logits
 from specdec_fast.lab.draft_enumeration import POLICIES, all_drafts
 from specdec_fast.lab.draw_counts import SEEDS, Drawing, branch_dists, coupled_matches, groups_of
 from specdec_fast.lab.exact_distributions import has_a_dist, own_rules
@@ -33,7 +33,7 @@ def smallest(drawing: Drawing) -> dict[str, float]:
 @pytest.mark.parametrize("name", RULES)
 def test_right_rules_are_accepted(name: str) -> None:
     for number, vocab in ((0, 60), (1, 1500)):
-        drawing = Drawing(place(vocab, number), get_rule(name), seed=3)
+        drawing = Drawing(random_place(vocab, number), get_rule(name), seed=3)
         drawing.run(6000)
         p_values = smallest(drawing)
         assert min(p_values.values()) > 1e-4, p_values
@@ -51,14 +51,14 @@ PICKED = [(name, pick) for name in RULES for pick in picks_for(get_rule(name))[1
 
 @pytest.mark.parametrize(("name", "pick"), PICKED)
 def test_every_way_to_pick_keeps_the_distribution(name: str, pick: str) -> None:
-    drawing = Drawing(place(60, 2), get_rule(name), seed=4, pick=pick)
+    drawing = Drawing(random_place(60, 2), get_rule(name), seed=4, pick=pick)
     drawing.run(4000)
     p_values = smallest(drawing)
     assert drawing.simulator.layout.pick == pick
     assert min(p_values.values()) > 1e-4, p_values
     assert ("acceptance rate" in p_values) == (pick != "without"), "siblings without replacement have no short form"
     assert 0.02 < drawing.summary()["acceptance_rate"] < 0.999
-    assert drawing.fingerprint != Drawing(place(60, 2), get_rule(name), seed=4).fingerprint
+    assert drawing.fingerprint != Drawing(random_place(60, 2), get_rule(name), seed=4).fingerprint
 
 
 def test_ways_to_pick_are_those_of_the_rule() -> None:
@@ -67,12 +67,12 @@ def test_ways_to_pick_are_those_of_the_rule() -> None:
     assert ways["rejection"] == ways["block"] == {"sampled", "deterministic"}
     assert ways["recursive_rejection"] == ways["traversal"] == trees and ways["replay"] == trees | {"coupled"}
     with pytest.raises(ValueError, match="pick for rule rejection: got 'iid'; expected one of sampled, deterministic"):
-        Drawing(place(60), get_rule("rejection"), seed=1, pick="iid")
+        Drawing(random_place(60), get_rule("rejection"), seed=1, pick="iid")
     assert layout_for(get_rule("replay"), 32_000, "iid").parents == (-1, 0, 0)
 
 
 def test_chosen_tokens_are_the_likeliest_and_carry_no_distribution() -> None:
-    here = place(12, 2)
+    here = random_place(12, 2)
     simulator = Simulator(get_rule("recursive_rejection"), here.p, here.q, Layout(TREE, "deterministic"))
     draft = simulator.draft(torch.arange(3), torch.zeros(3, dtype=torch.int32))
     best = np.argsort(-here.draft)[:2].tolist()
@@ -89,7 +89,7 @@ def test_chosen_tokens_that_pass_for_drawn_are_rejected(monkeypatch: pytest.Monk
         drawn[group] = 1
 
     monkeypatch.setattr(Simulator, "_fill", marked)
-    drawing = Drawing(place(60, 0), get_rule("rejection"), seed=3, pick="deterministic")
+    drawing = Drawing(random_place(60, 0), get_rule("rejection"), seed=3, pick="deterministic")
     drawing.run(10_000)
     assert smallest(drawing)["first token, chi-square"] < 1e-6
 
@@ -102,7 +102,7 @@ def from_p(found, draft, dists, rng):
 
 
 SPOILT = {
-    "redraw from p": ({"answer": from_p}, "recovered tokens"),
+    "redraw from p": ({"acceptance": from_p}, "recovered tokens"),
     "another position's coins": (
         {"rng": lambda rng: Rng(rng.seeds, rng.positions * 0)},
         "joint distribution of 3 tokens",
@@ -114,7 +114,7 @@ SPOILT = {
 @pytest.mark.parametrize("how", SPOILT)
 def test_spoilt_rules_are_rejected_by_the_test_that_is_made_for_it(how: str) -> None:
     spoil, killer = SPOILT[how]
-    drawing = Drawing(place(60, 0), Planted(get_rule("rejection"), **spoil), seed=3)
+    drawing = Drawing(random_place(60, 0), AlteredRule(get_rule("rejection"), **spoil), seed=3)
     drawing.run(20_000)
     assert smallest(drawing)[killer] < 1e-6
 
@@ -127,13 +127,13 @@ def test_a_draft_that_is_not_from_q_is_rejected(monkeypatch: pytest.MonkeyPatch)
         return draw(type(dist)(dist.logits, dist.inv_t * 0.7, dist.lse, dist.cut, dist.tie_id), seeds, positions, index)
 
     monkeypatch.setattr(Simulator, "_draw", staticmethod(hot))
-    drawing = Drawing(place(60, 0), get_rule("rejection"), seed=3)
+    drawing = Drawing(random_place(60, 0), get_rule("rejection"), seed=3)
     drawing.run(20_000)
     assert min(smallest(drawing).values()) < 1e-6
 
 
 def test_the_same_distributions_are_shared_not_copied() -> None:
-    many = shared(place(500).p, 1000)
+    many = shared(random_place(500).p, 1000)
     assert many.logits.shape == (1000, 500) and many.logits.stride(0) == 0
     assert many.inv_t.shape == (1000,) and many.inv_t.is_contiguous()
 
@@ -141,7 +141,7 @@ def test_the_same_distributions_are_shared_not_copied() -> None:
 @pytest.mark.parametrize("name", ["replay", "rejection", "recursive_rejection", "traversal"])
 def test_everything_is_made_on_the_device_of_the_distributions(name: str) -> None:
     """Nothing is left to the default device."""
-    simulator = Drawing(place(12, 2), get_rule(name), seed=3).simulator
+    simulator = Drawing(random_place(12, 2), get_rule(name), seed=3).simulator
     seeds, positions = torch.arange(50), torch.full((50,), 4, dtype=torch.int32)
     want = simulator.step(seeds, positions)
     with torch.device("meta"):
@@ -157,9 +157,9 @@ def test_everything_is_made_on_the_device_of_the_distributions(name: str) -> Non
 @pytest.mark.parametrize("vocab", [60, 3000])
 def test_known_masses_change_no_draft(vocab: int) -> None:
     """Those of q bound what its chosen tokens leave; a block that was all but theirs among them."""
-    here = place(vocab, 2)
+    here = random_place(vocab, 2)
     here.q.logits[0, 7] += 12.0
-    q = dist_index(here.q.logits)
+    q = dists_of_logits(here.q.logits)
     assert q.mass is not None
     rows = torch.arange(400), torch.full((400,), 4, dtype=torch.int32)
     drafts = [
@@ -171,7 +171,7 @@ def test_known_masses_change_no_draft(vocab: int) -> None:
 
 @pytest.mark.parametrize("pick", ["without", "hybrid", "iid"])
 def test_siblings_have_the_distributions_of_their_marks(pick: str) -> None:
-    here = place(12, 2)
+    here = random_place(12, 2)
     simulator = Simulator(get_rule("replay"), here.p, here.q, Layout(TREE, pick))
     count = 30_000
     draft = simulator.draft(torch.arange(count), torch.full((count,), 4, dtype=torch.int32))
@@ -195,7 +195,7 @@ def test_siblings_have_the_distributions_of_their_marks(pick: str) -> None:
 
 
 def test_coupled_matches_are_those_of_the_definition() -> None:
-    here = place(30, 4, masked=3)
+    here = random_place(30, 4, masked=3)
     p, q = here.base, here.draft
     with np.errstate(divide="ignore", invalid="ignore"):
         want = np.array([0 if p[x] * q[x] == 0 else 1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(30)])
@@ -204,7 +204,7 @@ def test_coupled_matches_are_those_of_the_definition() -> None:
 
 
 def test_branches_add_up_to_p() -> None:
-    here = place(40, 5)
+    here = random_place(40, 5)
     for name in RULES:
         simulator = Simulator(get_rule(name), here.p, here.q)
         found = branch_dists(simulator, here.base, here.draft)
@@ -232,7 +232,7 @@ def test_branches_of_every_way_are_those_of_the_enumeration(name: str, pick: str
 
 
 def test_groups_part_what_is_accepted_from_what_is_recovered() -> None:
-    here = place(200, 6)
+    here = random_place(200, 6)
     group = groups_of(here.base, here.draft)
     assert set(group) == set(range(6))
     assert ((group < 3) == (here.base < here.draft)).all()
@@ -242,10 +242,10 @@ def test_groups_part_what_is_accepted_from_what_is_recovered() -> None:
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw_counts, "CHUNK", 1000)
-    whole = Drawing(place(60, 0), get_rule("rejection"), seed=5)
+    whole = Drawing(random_place(60, 0), get_rule("rejection"), seed=5)
     whole.run(5000)
     file = tmp_path / "here.npz"
-    first = Drawing(place(60, 0), get_rule("rejection"), 5, file)
+    first = Drawing(random_place(60, 0), get_rule("rejection"), 5, file)
 
     def stop(count: int) -> None:
         if first.counts.draws >= 3000:
@@ -253,7 +253,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
 
     with pytest.raises(KeyboardInterrupt):
         first.run(5000, stop)
-    second = Drawing(place(60, 0), get_rule("rejection"), 5, file)
+    second = Drawing(random_place(60, 0), get_rule("rejection"), 5, file)
     assert second.counts.draws == 3000
     second.run(5000)
     for name in (*draw_counts.VECTORS, "joint", "depth"):
@@ -262,22 +262,22 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
 
 def test_draws_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
     file = tmp_path / "here.npz"
-    Drawing(place(60, 0), get_rule("rejection"), 5, file).run(500)
+    Drawing(random_place(60, 0), get_rule("rejection"), 5, file).run(500)
     for other in (
-        lambda: Drawing(place(60, 1), get_rule("rejection"), 5, file),
-        lambda: Drawing(place(60, 0), get_rule("replay"), 5, file),
-        lambda: Drawing(place(60, 0), get_rule("rejection"), 6, file),
+        lambda: Drawing(random_place(60, 1), get_rule("rejection"), 5, file),
+        lambda: Drawing(random_place(60, 0), get_rule("replay"), 5, file),
+        lambda: Drawing(random_place(60, 0), get_rule("rejection"), 6, file),
     ):
         with pytest.raises(ValueError, match="take another --out"):
             other()
     file.write_bytes(b"torn")
     with pytest.raises(ValueError, match="no counts of the lab"):
-        Drawing(place(60, 0), get_rule("rejection"), 5, file)
+        Drawing(random_place(60, 0), get_rule("rejection"), 5, file)
 
 
 def test_seeds_have_draws_of_their_own() -> None:
     """The largest seed's stay below those of the texts that show places; beyond it there are none left."""
-    last = Drawing(place(60, 0), get_rule("rejection"), seed=SEEDS - 1)
+    last = Drawing(random_place(60, 0), get_rule("rejection"), seed=SEEDS - 1)
     seen: list[int] = []
     step = last.simulator.step
     last.simulator.step = lambda seeds, at: (seen.extend(seeds.tolist()), step(seeds, at))[1]  # type: ignore[method-assign]
@@ -285,11 +285,11 @@ def test_seeds_have_draws_of_their_own() -> None:
     assert (SEEDS - 1) << 40 <= min(seen) <= max(seen) < FIRST_SEED
     for seed in (-1, SEEDS):
         with pytest.raises(ValueError, match=f"got seed {seed}; expected 0..{SEEDS - 1}"):
-            Drawing(place(60, 0), get_rule("rejection"), seed)
+            Drawing(random_place(60, 0), get_rule("rejection"), seed)
 
 
 def test_masked_tokens_are_never_drawn() -> None:
-    drawing = Drawing(place(60, 7, masked=20), get_rule("rejection"), seed=1)
+    drawing = Drawing(random_place(60, 7, masked=20), get_rule("rejection"), seed=1)
     drawing.run(4000)
     assert drawing.counts.first[:20].sum() == 0 and drawing.counts.bonus[:20].sum() == 0
 
@@ -301,6 +301,6 @@ def test_large_vocabularies_get_a_shorter_coupled_chain() -> None:
 
 
 def test_a_draft_distribution_with_too_few_tokens_is_refused() -> None:
-    one = dist_index(torch.tensor([[0.0, float("-inf"), float("-inf")]]))
+    one = dists_of_logits(torch.tensor([[0.0, float("-inf"), float("-inf")]]))
     with pytest.raises(ValueError, match="expected at least 2"):
         Simulator(get_rule("replay"), one, one, Layout(TREE, "without"))

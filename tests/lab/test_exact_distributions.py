@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles.planted_rules import Planted
+from oracles.planted_rules import AlteredRule
 
 from specdec_fast.lab.draft_enumeration import CHAINS, COUPLED, DEEPEST, ON_CHAINS, POLICIES, PROPOSALS, TREES
 from specdec_fast.lab.exact_distributions import (
@@ -35,7 +35,7 @@ def test_the_emitted_distribution_is_the_target_s(name: str) -> None:
 
 def test_a_context_that_the_target_never_reaches_is_looked_at_when_a_rule_gets_there() -> None:
     """A rule that emits what it must not goes on from there: the lane says by how much it is wrong."""
-    uniform = Planted(get_rule("rejection"), residual=lambda found, dists: torch.ones_like(found))
+    uniform = AlteredRule(get_rule("rejection"), residual=lambda found, dists: torch.ones_like(found))
     assert enumerate_case(Case("rejection", "sampled", (CHAINS[0],), "full", seed=1), rule=uniform).error > 0.01
 
 
@@ -77,16 +77,16 @@ def test_dropping_drawn_tokens_is_seen(name: str) -> None:
     "spoil",
     [
         {"threshold": lambda found: found * 0.99},
-        {"coins": lambda coins: coins * 0.97},
+        {"uniforms": lambda uniforms: uniforms * 0.97},
         {"residual": lambda found, dists: dists.probs()},
         {"residual": lambda found, dists: found.roll(1, 1)},
     ],
-    ids=["threshold", "coins", "p for the residual", "residual of another token"],
+    ids=["threshold", "uniforms", "p for the residual", "residual of another token"],
 )
 def test_a_spoilt_rule_is_seen(name: str, spoil: dict) -> None:
     case = Case(name, "sampled", (DEEP,), "full", seed=2)
     assert enumerate_case(case).holds
-    assert enumerate_case(case, rule=Planted(get_rule(name), **spoil)).error > 1e-6
+    assert enumerate_case(case, rule=AlteredRule(get_rule(name), **spoil)).error > 1e-6
 
 
 @pytest.mark.parametrize("name", ["rejection", "replay"])
@@ -97,7 +97,7 @@ def test_a_path_that_is_none_is_seen(name: str) -> None:
         return type(found)(path, found.num_accepted, found.next_token)
 
     with pytest.raises(AssertionError, match="expected a path of the draft"):
-        enumerate_case(Case(name, "sampled", (DEEP,), "full"), rule=Planted(get_rule(name), answer=astray))
+        enumerate_case(Case(name, "sampled", (DEEP,), "full"), rule=AlteredRule(get_rule(name), acceptance=astray))
 
 
 def test_tokens_that_are_not_the_target_s_choices_are_seen() -> None:
@@ -105,12 +105,14 @@ def test_tokens_that_are_not_the_target_s_choices_are_seen() -> None:
         return type(found)(found.path, found.num_accepted, (found.next_token + 1) % dists.logits.shape[1])
 
     with pytest.raises(AssertionError, match="expected them and no others"):
-        enumerate_case(Case("replay", "sampled", (DEEP,), "full"), rule=Planted(get_rule("replay"), answer=another))
+        enumerate_case(
+            Case("replay", "sampled", (DEEP,), "full"), rule=AlteredRule(get_rule("replay"), acceptance=another)
+        )
 
 
 def test_thresholds_beyond_one_are_seen() -> None:
     with pytest.raises(AssertionError, match=r"leave \[0, 1\]"):
-        wrong = Planted(get_rule("rejection"), threshold=lambda found: found * 2)
+        wrong = AlteredRule(get_rule("rejection"), threshold=lambda found: found * 2)
         enumerate_case(Case("rejection", "sampled", (DEEP,), "full"), rule=wrong)
 
 
@@ -121,7 +123,7 @@ def test_greedy_follows_no_distribution_and_is_left_out() -> None:
 
 def test_float32_distributions_would_not_pass() -> None:
     """The tolerance tells float64 from float32: the enumeration is not merely insensitive."""
-    blurred = Planted(get_rule("rejection"), threshold=lambda found: found.to(torch.float32).to(torch.float64))
+    blurred = AlteredRule(get_rule("rejection"), threshold=lambda found: found.to(torch.float32).to(torch.float64))
     assert 1e-12 < enumerate_case(Case("rejection", "sampled", (DEEP,), "full"), rule=blurred).error < 1e-6
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.planted_rules import Planted
+from oracles.planted_rules import AlteredRule
 
 from specdec_fast.engine.engine import Engine
 from specdec_fast.lab.draw_counts import Drawing
@@ -42,7 +42,7 @@ def unlikely(found: Any, draft: Any, dists: Any, rng: Any) -> Any:
 
 def test_an_unlikely_token_is_no_tie_where_the_two_best_are_close() -> None:
     made = engine("greedy", torch.bfloat16, std=0.4)
-    made.rule = Planted(made.rule, answer=unlikely)
+    made.rule = AlteredRule(made.rule, acceptance=unlikely)
     found = compare_greedy(made, PROMPTS, (12,))
     assert not any(each.identical or each.holds for each in found)
     assert all(each.gap is not None and each.gap > each.allowed for each in found)

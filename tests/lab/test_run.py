@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.planted_rules import Planted, place
+from oracles.planted_rules import AlteredRule, random_place
 
 from specdec_fast.engine.engine import Engine
 from specdec_fast.lab.exact_distributions import has_a_dist, own_rules, takes_trees
@@ -92,7 +92,7 @@ def second_best(found: Any, draft: Any, dists: Any, rng: Any) -> Any:
 
 def test_a_greedy_difference_is_found_with_its_gap() -> None:
     made = engine("greedy")
-    made.rule = Planted(made.rule, answer=second_best)
+    made.rule = AlteredRule(made.rule, acceptance=second_best)
     found = compare_greedy(made, PROMPTS, (12,))
     assert not any(each.identical or each.holds for each in found)
     assert all(each.gap is not None and each.gap > each.allowed for each in found)
@@ -104,7 +104,7 @@ def test_half_precision_may_part_at_near_ties_only() -> None:
         assert text.dtype == "bfloat16" and text.allowed == 0.5 and text.holds
     for std, fault in ((8.0, True), (0.05, False)):
         made = engine("greedy", dtype=torch.bfloat16, std=std)
-        made.rule = Planted(made.rule, answer=second_best)
+        made.rule = AlteredRule(made.rule, acceptance=second_best)
         for text in compare_greedy(made, PROMPTS, (12,)):
             assert not text.identical and text.gap is not None and text.holds != fault
             assert (text.gap > 0.5) == fault
@@ -112,7 +112,7 @@ def test_half_precision_may_part_at_near_ties_only() -> None:
 
 def test_rules_are_ranked_as_theory_says() -> None:
     names = own_rules()
-    rows = compare_rules(names, [place(50, seed) for seed in range(3)], steps=1500)
+    rows = compare_rules(names, [random_place(50, seed) for seed in range(3)], steps=1500)
     mean = {(row.rule, row.proposals): row.mean for row in rows}
     half = max(row.half for row in rows)
     assert {row.rule for row in rows} == {name for name in names if has_a_dist(get_rule(name))}
