@@ -1,4 +1,4 @@
-// Counter-based randomness in plain C++: the same words and the same float bits as kernels/specdec_kernels/random.py.
+// Counter-based random numbers in plain C++: the same words and float bits as kernels/specdec_kernels/random.py.
 //
 // Philox4x32-10 (Salmon et al., SC 2011); counter (token >> 2, position, index, stream), word token & 3. Exponential and
 // Gumbel variates are float polynomials of single multiplications and additions. Compile with -ffp-contract=off: a fused
@@ -11,10 +11,10 @@ namespace specdec {
 
 enum Stream : uint32_t { kReplay = 0, kAccept = 1, kDraft = 2, kRecover = 3, kDraftBlock = 4, kRecoverBlock = 5 };
 
-// Token ids per block of the two-level race.
-constexpr int kRaceBlock = 1024;
+// Token ids per block of two-level Gumbel-max.
+constexpr int kVocabBlock = 1024;
 
-// Everything of a counter but the token.
+// A counter without its token.
 struct Counter {
   uint32_t key0, key1, position, index, stream;
 
@@ -59,6 +59,7 @@ inline float log(float y) {
 }
 }  // namespace noise
 
+// Philox word of one token.
 inline uint32_t random_word(const Counter& counter, uint32_t token) {
   uint32_t x[4] = {token >> 2, counter.position, counter.index, counter.stream};
   uint32_t k0 = counter.key0, k1 = counter.key1;
@@ -77,6 +78,7 @@ inline uint32_t random_word(const Counter& counter, uint32_t token) {
   return x[token & 3];
 }
 
+// Variates of one word.
 inline float exponential(uint32_t word) {
   if (word < noise::kSplit) {
     const float x = (static_cast<float>(word) + 0.5f) * noise::kInverse32;
@@ -89,7 +91,7 @@ inline float exponential(uint32_t word) {
 
 inline float gumbel(uint32_t word) { return -noise::log(exponential(word)); }
 
-// Strictly inside (0, 1): with 24 bits the addition of one half would round the largest value up to 1.
+// A uniform draw in (0, 1). With 24 bits, adding one half would round the largest value up to 1.
 inline float uniform(uint32_t word) { return (static_cast<float>(word >> 9) + 0.5f) * 0x1p-23f; }
 
 }  // namespace specdec

@@ -68,22 +68,22 @@ struct Rows {
       else static_cast<BFloat16*>(logits.get())[i] = narrow<BFloat16>(values[i]);
     }
   }
-  AskedRows asked(Scalar type) {
+  LazyStats lazy(Scalar type) {
     return {{logits.get(), rows, vocab, vocab, type}, {one.data(), none.data(), one.data(), zero.data()}, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data()};
   }
-  TokenDistributions dists(Scalar type, const AskedRows* pending = nullptr) {
+  TokenDistributions dists(Scalar type, const LazyStats* pending = nullptr) {
     return {{logits.get(), rows, vocab, vocab, type}, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data(), pending};
   }
 };
 
-// A chain of nodes - 1 drawn tokens, drafted kDrafts times.
+// A chain of nodes - 1 sampled tokens, drafted kDrafts times.
 struct Step {
   Rows target, draft;
   std::vector<std::vector<int64_t>> tokens;
 
   Step(Scalar type, int64_t nodes, int64_t vocab, const std::vector<float>& levels, const std::vector<float>& drafted, int64_t seed)
       : target(type, nodes, vocab, levels), draft(type, nodes, vocab, drafted) {
-    const AskedRows all = draft.asked(type);
+    const LazyStats all = draft.lazy(type);
     distribution_stats(all.logits, all.sampling, all.inv_t, all.lse, all.cut, all.tie_id, all.mass);
     std::vector<int32_t> order(nodes);
     std::vector<int64_t> seeds(nodes);
@@ -100,7 +100,7 @@ int run(char** values) {
   const int64_t vocab = std::atoll(values[1]), nodes = std::atoll(values[2]), sets = std::atoll(values[5]), rounds = std::atoll(values[6]);
   threads = std::atoi(values[3]);
   const double apart = std::atof(values[4]);
-  const ChainRule rule = std::strcmp(values[7], "block") == 0 ? ChainRule::kBlock : ChainRule::kToken;
+  const ChainRule rule = std::strcmp(values[7], "block") == 0 ? ChainRule::kBlock : ChainRule::kRejection;
   const Scalar type = std::strcmp(values[8], "bfloat16") == 0 ? Scalar::BFloat16 : Scalar::Float32;
   std::mt19937_64 random(0);
   std::normal_distribution<float> normal;
@@ -127,9 +127,9 @@ int run(char** values) {
     Step& step = *steps[(2 * round + 1) % sets];
     const std::vector<int64_t> seeds{100 * (round % kDrafts)};
     begin = Clock::now();
-    const AskedRows asked = step.target.asked(type);
-    forget(asked, 0, nodes);
-    const TokenDistributions target = step.target.dists(type, &asked), draft = step.draft.dists(type);
+    const LazyStats lazy = step.target.lazy(type);
+    mark_uncomputed(lazy, 0, nodes);
+    const TokenDistributions target = step.target.dists(type, &lazy), draft = step.draft.dists(type);
     const ChainDraft chain{step.tokens[round % kDrafts].data(), offsets.data(), proposal_kinds.data(), dist_index.data(), nodes, 1, &draft, nullptr};
     rejection_verify(chain, target, rule, {seeds.data(), roots.data(), nullptr, nullptr, nullptr}, {path.data(), accepted.data(), next.data(), nodes - 1});
     const double verified = microseconds(begin);

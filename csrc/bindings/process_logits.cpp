@@ -25,8 +25,8 @@ void process_logits_cpu(
   const int64_t count = tokens.numel(), requests = offsets.numel() - 1;
   SPECDEC_CHECK(requests >= 0 && (nodes.has_value() || count == matrix.rows), "process_logits: tokens ", shape_of(tokens), " and offsets ",
                 shape_of(offsets), " do not fit logits ", shape_of(logits), "; expected one node per row, or nodes");
-  LogitsProcessors edits{};
-  edits.paths = {input<int64_t>(tokens, "process_logits: tokens"),
+  LogitsProcessors processors{};
+  processors.paths = {input<int64_t>(tokens, "process_logits: tokens"),
                  sized<int32_t>(parents, count, "parents"),
                  input<int32_t>(offsets, "process_logits: offsets"),
                  sized<int32_t>(roots, requests, "roots"),
@@ -36,30 +36,30 @@ void process_logits_cpu(
   if (factors.has_value()) {
     SPECDEC_CHECK(ids.has_value() && ids->dim() == 2, "process_logits: penalties ids is not [T, C]");
     const int64_t table = ids->size(0), capacity = ids->size(1);
-    edits.penalties = {sized<float>(factors, 3 * requests, "penalties factors"), sized<int32_t>(rows, requests, "penalties rows"),
+    processors.penalties = {sized<float>(factors, 3 * requests, "penalties factors"), sized<int32_t>(rows, requests, "penalties rows"),
                        input<int32_t>(*ids, "process_logits: penalties ids"), sized<int32_t>(counts, table * capacity, "penalties counts"),
                        sized<int32_t>(sizes, table, "penalties sizes"), table, capacity};
   }
   if (add_offsets.has_value()) {
     const int64_t entries = add_ids.has_value() ? add_ids->numel() : 0;
-    edits.additions = {sized<int32_t>(add_offsets, requests + 1, "additions offsets"), sized<int32_t>(add_ids, entries, "additions ids"),
+    processors.additions = {sized<int32_t>(add_offsets, requests + 1, "additions offsets"), sized<int32_t>(add_ids, entries, "additions ids"),
                        sized<float>(add_values, entries, "additions values"), sized<int32_t>(add_until, entries, "additions until"), entries};
   }
   if (forced_offsets.has_value()) {
     const int64_t entries = forced_ids.has_value() ? forced_ids->numel() : 0;
-    edits.forced = {sized<int32_t>(forced_offsets, requests + 1, "forced offsets"), sized<int32_t>(forced_positions, entries, "forced positions"),
+    processors.forced = {sized<int32_t>(forced_offsets, requests + 1, "forced offsets"), sized<int32_t>(forced_positions, entries, "forced positions"),
                     sized<int32_t>(forced_ids, entries, "forced ids"), entries};
   }
   if (words.has_value()) {
     SPECDEC_CHECK(words->dim() == 2 && 32 * words->size(1) >= matrix.columns, "process_logits: masks words has shape ", shape_of(*words),
                   ", expected [K, at least V / 32]");
-    edits.masks = {input<int32_t>(*words, "process_logits: masks words"), sized<int32_t>(mask_index, matrix.rows, "masks index"), words->size(0),
+    processors.masks = {input<int32_t>(*words, "process_logits: masks words"), sized<int32_t>(mask_index, matrix.rows, "masks index"), words->size(0),
                    words->size(1)};
   }
   int64_t at = 0;
-  const char* bad = invalid_edits(matrix, edits, &at);
+  const char* bad = invalid_processors(matrix, processors, &at);
   SPECDEC_CHECK(bad == nullptr, "process_logits: ", bad, "[", at, "] is out of range");
-  process_logits(matrix, edits);
+  process_logits(matrix, processors);
 }
 
 }  // namespace

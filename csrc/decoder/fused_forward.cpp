@@ -11,13 +11,13 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 14;  // elements between two matrices that a thread is worth starting for
 
-const BetweenKernels& between(Isa isa) {
+const ElementwiseKernels& between(Isa isa) {
 #if defined(__x86_64__)
-  if (usable(isa) == Isa::Avx512) return kAvx512Between;
-  if (usable(isa) == Isa::Avx2) return kAvx2Between;
+  if (usable(isa) == Isa::Avx512) return kAvx512Elementwise;
+  if (usable(isa) == Isa::Avx2) return kAvx2Elementwise;
 #endif
   (void)isa;
-  return kPortableBetween;
+  return kPortableElementwise;
 }
 
 // What a pass writes down between its stages, kept between passes.
@@ -175,7 +175,7 @@ class Pass {
   const Decoder& d_;
   const DecoderNodes& n_;
   Isa isa_;
-  const BetweenKernels& between_;
+  const ElementwiseKernels& between_;
   Memory& memory_;
   int64_t rows_, heads_;
   float *stream_ = nullptr, *normed_ = nullptr, *attended_ = nullptr, *added_ = nullptr;

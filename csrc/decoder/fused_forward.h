@@ -42,7 +42,7 @@ AttentionProblem fused_forward(const Decoder& decoder, const DecoderNodes& nodes
 // --- between the files of this folder ---
 
 // What lies between the matrices, for rows [begin, end) of contiguous [rows, ...].
-struct BetweenKernels {
+struct ElementwiseKernels {
   // stream += added (where there is one), then normed = stream / rms(stream) * weight.
   void (*norm)(float* stream, const float* added, const float* weight, float* normed, int64_t begin, int64_t end, int64_t hidden, float eps);
   // Queries and keys of [rows, heads + 2 kv_heads, width] turned by the angles of their positions, in place.
@@ -50,9 +50,9 @@ struct BetweenKernels {
   // gated = silu(gate) * up, of rows [gate, up].
   void (*gate)(const float* gate_up, float* gated, int64_t begin, int64_t end, int64_t inner);
 };
-extern const BetweenKernels kPortableBetween;
+extern const ElementwiseKernels kPortableElementwise;
 #if defined(__x86_64__)
-extern const BetweenKernels kAvx2Between, kAvx512Between;
+extern const ElementwiseKernels kAvx2Elementwise, kAvx512Elementwise;
 #endif
 
 }  // namespace specdec

@@ -21,7 +21,7 @@ namespace {
 #include "decoder/norm_rope_activation.h"
 }  // namespace
 
-const BetweenKernels kAvx2Between = {norm, rotate, gate};
+const ElementwiseKernels kAvx2Elementwise = {norm, rotate, gate};
 
 }  // namespace specdec
 

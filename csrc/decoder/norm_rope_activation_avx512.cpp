@@ -23,7 +23,7 @@ namespace {
 #include "decoder/norm_rope_activation.h"
 }  // namespace
 
-const BetweenKernels kAvx512Between = {norm, rotate, gate};
+const ElementwiseKernels kAvx512Elementwise = {norm, rotate, gate};
 
 }  // namespace specdec
 

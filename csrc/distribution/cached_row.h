@@ -1,5 +1,5 @@
-// Weights of a row that is passed over again: siblings drawn from one distribution, nodes that have one distribution
-// in common.
+// Caches the weights [V] of a row that several passes read in succession: siblings sampled from one distribution, or
+// nodes that share one.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -8,24 +8,24 @@
 
 namespace specdec {
 
-// Source: Distributions or DraftDistributions. The fourth pass over a row in succession writes its weights down,
-// later ones read them: most nodes make fewer, and writing is not free.
+// Source: TokenDistributions or DraftDistributions. The fourth pass over a row in succession stores its weights and later
+// passes read them. Most nodes need fewer passes, and the store costs time.
 template <class Real, class Source>
-class KeptRow {
+class CachedRow {
  public:
-  KeptRow(const Source& source, int64_t vocab) : source_(source), vocab_(vocab) {}
+  CachedRow(const Source& source, int64_t vocab) : source_(source), vocab_(vocab) {}
 
-  // Announces a pass over all of a row.
+  // Starts a pass over a whole row.
   void pass(int64_t row) {
     if (row_ < 0 || !source_.same(row, row_)) row_ = row, passes_ = 0;
     if (++passes_ == kPasses) {
-      weights_.resize(block_count(vocab_) * kRaceBlock);
-      for (int64_t first = 0; first < vocab_; first += kRaceBlock)
-        source_.weights(row, first, block_size(vocab_, first / kRaceBlock), weights_.data() + first);
+      weights_.resize(block_count(vocab_) * kVocabBlock);
+      for (int64_t first = 0; first < vocab_; first += kVocabBlock)
+        source_.weights(row, first, block_size(vocab_, first / kVocabBlock), weights_.data() + first);
     }
   }
 
-  // As Source::weights.
+  // The same as Source::weights.
   void weights(int64_t row, int64_t first, int count, Real* out) const {
     if (passes_ >= kPasses && source_.same(row, row_))
       std::copy_n(weights_.data() + first, (count + kPad - 1) / kPad * kPad, out);
@@ -42,15 +42,15 @@ class KeptRow {
   std::vector<Real> weights_;
 };
 
-// Rows of both distributions of a tree draft, for the nodes that one thread comes to.
+// Cached rows of the target and the draft, for the nodes of one thread.
 template <class Real>
-struct KeptRows {
+struct CachedRows {
   const TokenDistributions& target;
   const DraftDistributions& draft;
-  KeptRow<Real, TokenDistributions> p;
-  KeptRow<Real, DraftDistributions> q;
+  CachedRow<Real, TokenDistributions> p;
+  CachedRow<Real, DraftDistributions> q;
 
-  KeptRows(const TokenDistributions& target_, const DraftDistributions& draft_)
+  CachedRows(const TokenDistributions& target_, const DraftDistributions& draft_)
       : target(target_), draft(draft_), p(target, target.logits.columns), q(draft, target.logits.columns) {}
 };
 

@@ -1,5 +1,5 @@
-// A batch of distributions as the operators receive it: logits with a row stride and the statistics of
-// distribution_stats.
+// A batch of distributions as the operators receive it: logits [R, V] with a row stride, and the statistics of
+// distribution_stats, [R] each.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -9,17 +9,18 @@
 
 namespace specdec {
 
-// Logits that make a piece of work worth another thread (tens of microseconds).
+// Logits per piece of work that justify another thread (tens of microseconds).
 constexpr int64_t kGrain = int64_t{1} << 17;
 
 // Rows per piece of work for a pass over `vocab` logits per row.
 inline int64_t row_grain(int64_t vocab) { return vocab >= kGrain ? 1 : kGrain / (vocab > 32 ? vocab : 32); }
-inline int64_t block_count(int64_t vocab) { return (vocab + kRaceBlock - 1) / kRaceBlock; }
+inline int64_t block_count(int64_t vocab) { return (vocab + kVocabBlock - 1) / kVocabBlock; }
 inline int block_size(int64_t vocab, int64_t block) {
-  const int64_t left = vocab - block * kRaceBlock;
-  return static_cast<int>(left < kRaceBlock ? left : kRaceBlock);
+  const int64_t left = vocab - block * kVocabBlock;
+  return static_cast<int>(left < kVocabBlock ? left : kVocabBlock);
 }
 
+// Logits [rows, columns]; stride: elements between rows.
 struct Matrix {
   const void* data;
   int64_t rows, columns, stride;
@@ -44,24 +45,23 @@ struct Matrix {
   }
 };
 
-struct AskedRows;
-void find_row(const AskedRows& asked, int64_t row, bool alone);
+struct LazyStats;
+void compute_stats(const LazyStats& lazy, int64_t row, bool alone);
 
 struct TokenDistributions {
   Matrix logits;
   const void *inv_t, *lse, *cut;  // double for Float64 logits, else float
   const int32_t* tie_id;
-  // Masses of the race blocks, [rows, block_count(columns)], double for Float64 logits, else float; rows of NaN where
-  // they are not known. nullptr: none are.
+  // Block masses [rows, block_count(columns)], double for Float64 logits, else float. Rows of NaN are unknown; nullptr:
+  // all are.
   const void* mass = nullptr;
-  // Where statistics come from that nobody has asked for yet (distribution_stats.h); nullptr: all are there.
-  const AskedRows* asked = nullptr;
+  // Source of statistics that are computed on first use (distribution_stats.h); nullptr: all are computed.
+  const LazyStats* lazy = nullptr;
 
-  // Makes sure that row r has its statistics. Whoever may get distributions with `asked` calls it before anything
-  // else but rough_inverse and rough_dist. alone: other threads have rows of their own, so this one is not shared
-  // among them.
-  void need(int64_t r, bool alone) const {
-    if (asked != nullptr) find_row(*asked, r, alone);
+  // Computes the statistics of row r if they are missing. With `lazy`, call it before anything but rough_inverse and
+  // rough_dist. alone: run on the calling thread only, because other threads work on other rows.
+  void ensure(int64_t r, bool alone) const {
+    if (lazy != nullptr) compute_stats(*lazy, r, alone);
   }
   bool wide() const { return logits.type == Scalar::Float64; }
   template <class Real>
@@ -72,25 +72,26 @@ struct TokenDistributions {
   bool greedy(int64_t r) const {
     return wide() ? static_cast<const double*>(inv_t)[r] == 0 : static_cast<const float*>(inv_t)[r] == 0;
   }
-  // No token has weight: the row had a NaN or +inf logit, or no finite one.
+  // No token has weight: the row has a NaN or +inf logit, or no finite one.
   bool broken(int64_t r) const {
     return wide() ? std::isnan(static_cast<const double*>(lse)[r]) : std::isnan(static_cast<const float*>(lse)[r]);
   }
 
-  // Every finite level has weight.
-  bool whole(int64_t r) const { return !wide() && row<float>(r).cut == -std::numeric_limits<float>::infinity(); }
-  // One row under two numbers: the same place in memory and the same statistics.
+  // Every token with a finite logit has weight.
+  bool unfiltered(int64_t r) const { return !wide() && row<float>(r).cut == -std::numeric_limits<float>::infinity(); }
+  // Two indices of one row: the same logits in memory and the same statistics.
   bool same(int64_t r, int64_t s) const {
     return r == s || (logits.at(r, 0) == logits.at(s, 0) &&
                       (wide() ? row<double>(r) == row<double>(s) : row<float>(r) == row<float>(s)));
   }
-  bool weighed(int64_t r) const { return mass != nullptr && !std::isnan(block_mass(r, 0)); }
+  // The block masses of row r are known.
+  bool has_masses(int64_t r) const { return mass != nullptr && !std::isnan(block_mass(r, 0)); }
   double block_mass(int64_t r, int64_t block) const {
     const int64_t at = r * block_count(logits.columns) + block;
     return wide() ? static_cast<const double*>(mass)[at] : static_cast<const float*>(mass)[at];
   }
 
-  // Log of one weight, -inf where there is none, rounded as the reference rounds it.
+  // Log of one weight, -inf for weight 0, rounded as in the reference.
   double log_weight(int64_t r, int64_t column) const {
     return wide() ? log_weight_as<double>(r, column) : log_weight_as<float>(r, column);
   }
@@ -104,7 +105,7 @@ struct TokenDistributions {
     return value == value ? value : -std::numeric_limits<double>::infinity();
   }
 
-  // Weights of columns first .. first + count - 1 (at most kRaceBlock), zero padded to a multiple of kPad.
+  // Weights of columns first .. first + count - 1 (at most kVocabBlock), zero padded to a multiple of kPad.
   void weights(int64_t r, int64_t first, int count, float* out) const {
     rows::weights(logits.type, logits.at(r, first), count, static_cast<int32_t>(first), row<float>(r), out);
   }
@@ -113,18 +114,26 @@ struct TokenDistributions {
       rows::weights(logits.type, logits.at(r, first), count, static_cast<int32_t>(first), row<double>(r), out);
       return;
     }
-    alignas(64) float narrow_out[kRaceBlock];
+    alignas(64) float narrow_out[kVocabBlock];
     weights(r, first, count, narrow_out);
     for (int i = 0; i < count; ++i) out[i] = narrow_out[i];
     for (int i = count; i % kPad != 0; ++i) out[i] = 0;
   }
 };
 
-// Log of an upper bound of the mass of every race block of `count` draws, -inf if there surely is none:
-// bounds[i * blocks + b]. Known masses are such bounds (also of what a proposal leaves of them) and cost no pass.
-// Draw i is from row wanted[i] of the distributions (skipped if negative) or, with a draft, from what its row
-// draft_rows[i] (if not negative) leaves of that distribution.
+// Writes the log of an upper bound of every block's mass to bounds [count, block_count(V)], -inf for blocks without mass.
+// Sample i is from row wanted[i] of the distributions (skipped if negative). With a draft and draft_rows[i] >= 0 it is
+// from the residual of that row after draft row draft_rows[i]. Known masses are such bounds and cost no pass.
 void block_bounds(const TokenDistributions& dists, const int64_t* wanted, int64_t count, double* bounds, const TokenDistributions* draft = nullptr,
                   const int64_t* draft_rows = nullptr);
+
+// Calls function(Real{}) with double if target or draft logits are Float64, else with float.
+template <class Function>
+void with_accumulator(const TokenDistributions& target, const TokenDistributions* draft, const Function& function) {
+  if (target.wide() || (draft != nullptr && draft->wide()))
+    function(double{});
+  else
+    function(float{});
+}
 
 }  // namespace specdec

@@ -10,8 +10,8 @@ namespace specdec {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kChunk = 32 * kRaceBlock;  // logits per piece when a row is shared among threads
-constexpr double kFarthest = 1e4;  // beyond it floats say too little about weights, exp(l * inv_t - lse)
+constexpr int64_t kChunk = 32 * kVocabBlock;  // logits per piece when threads share a row
+constexpr double kFarthest = 1e4;  // above it a float lse is too coarse for weights, exp(l * inv_t - lse)
 
 template <class Real>
 struct Stats {
@@ -19,7 +19,7 @@ struct Stats {
   int32_t tie_id;
 };
 
-// What one pass over a piece of a row leaves: its peak for greedy rows, else block sums in units of exp(exponent).
+// Result of one pass over a piece of a row: its peak for greedy rows, else the unit exp(exponent) of its block sums.
 template <class Real>
 struct Piece {
   Peak<Real> peak;
@@ -35,10 +35,10 @@ Piece<Real> scan(const Matrix& logits, int64_t row, int64_t first, int64_t count
   return {peak, 0};
 }
 
-// Brings the block sums of a row's pieces to one unit; returns the row's peak, or that unit.
+// Rescales the block sums of a row's pieces to one unit. Returns the row's peak, or that unit.
 template <class Real>
 Piece<Real> merge(const Piece<Real>* parts, int64_t pieces, int64_t blocks, double* sums) {
-  constexpr int64_t kEach = kChunk / kRaceBlock;
+  constexpr int64_t kEach = kChunk / kVocabBlock;
   Piece<Real> whole = parts[0];
   for (int64_t i = 1; i < pieces; ++i) {
     const bool nan = whole.peak.nan || parts[i].peak.nan;
@@ -106,7 +106,7 @@ void all_rows(const Matrix& logits, const SamplingRows& sampling, const Results<
     out.tie_id[r] = found.tie_id;
     if (out.mass == nullptr) return;
     const bool known = found.inv_t != 0 && has_dist && !filtered && std::fabs(found.lse) < kFarthest;
-    // in units of the rounded normaliser, as the weights are
+    // in units of the rounded normaliser, like the weights
     const double share = known ? std::exp(whole.exponent - static_cast<double>(found.lse)) : std::nan("");
     for (int64_t b = 0; b < blocks; ++b) out.mass[r * blocks + b] = static_cast<Real>(known ? sums[b] * share : share);
   };
@@ -127,7 +127,7 @@ void all_rows(const Matrix& logits, const SamplingRows& sampling, const Results<
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / pieces, first = i % pieces * kChunk;
       parts[i] = scan(logits, row, first, std::min(kChunk, vocab - first), inverse(row),
-                      &sums[row * blocks + first / kRaceBlock]);
+                      &sums[row * blocks + first / kVocabBlock]);
     }
   });
   bool filtered = false;
@@ -173,50 +173,50 @@ void distribution_stats(const Matrix& logits, const SamplingRows& sampling, void
 namespace {
 
 template <class Real>
-void find_row_as(const AskedRows& asked, int64_t r, bool alone) {
-  Real* const lse = static_cast<Real*>(asked.lse) + r;
+void compute_stats_as(const LazyStats& lazy, int64_t r, bool alone) {
+  Real* const lse = static_cast<Real*>(lazy.lse) + r;
   if (*lse != static_cast<Real>(kInfinity)) return;
-  Matrix row = asked.logits;
-  row.data = asked.logits.at(r, 0);
+  Matrix row = lazy.logits;
+  row.data = lazy.logits.at(r, 0);
   row.rows = 1;
-  const SamplingRows& all = asked.sampling;
+  const SamplingRows& all = lazy.sampling;
   const int64_t blocks = block_count(row.columns);
   all_rows<Real>(row, {all.temperature + r, all.top_k + r, all.top_p + r, all.min_p + r},
-                 {static_cast<Real*>(asked.inv_t) + r, lse, static_cast<Real*>(asked.cut) + r, asked.tie_id + r,
-                  static_cast<Real*>(asked.mass) + r * blocks},
+                 {static_cast<Real*>(lazy.inv_t) + r, lse, static_cast<Real*>(lazy.cut) + r, lazy.tie_id + r,
+                  static_cast<Real*>(lazy.mass) + r * blocks},
                  alone);
 }
 
 }  // namespace
 
-void find_row(const AskedRows& asked, int64_t row, bool alone) {
-  asked.logits.type == Scalar::Float64 ? find_row_as<double>(asked, row, alone) : find_row_as<float>(asked, row, alone);
+void compute_stats(const LazyStats& lazy, int64_t row, bool alone) {
+  lazy.logits.type == Scalar::Float64 ? compute_stats_as<double>(lazy, row, alone) : compute_stats_as<float>(lazy, row, alone);
 }
 
 namespace {
 
-// Whether a row's distribution is not there yet and could be told from a rough total.
-bool rough(const AskedRows& asked, int64_t row) {
-  const SamplingRows& sampling = asked.sampling;
+// Whether a row is not computed yet and a rough total can bound its distribution.
+bool rough(const LazyStats& lazy, int64_t row) {
+  const SamplingRows& sampling = lazy.sampling;
   const bool filtered = sampling.top_k[row] > 0 || sampling.top_p[row] < 1 || sampling.min_p[row] > 0;
-  if (asked.logits.type == Scalar::Float64 || filtered || sampling.temperature[row] == 0) return false;
-  return static_cast<const float*>(asked.lse)[row] == static_cast<float>(kInfinity);
+  if (lazy.logits.type == Scalar::Float64 || filtered || sampling.temperature[row] == 0) return false;
+  return static_cast<const float*>(lazy.lse)[row] == static_cast<float>(kInfinity);
 }
 
 }  // namespace
 
-double rough_inverse(const AskedRows& asked, int64_t row, int64_t token, double enough) {
-  if (!rough(asked, row)) return std::nan("");
-  const Matrix& logits = asked.logits;
-  const SamplingRows& sampling = asked.sampling;
+double rough_inverse(const LazyStats& lazy, int64_t row, int64_t token, double enough) {
+  if (!rough(lazy, row)) return std::nan("");
+  const Matrix& logits = lazy.logits;
+  const SamplingRows& sampling = lazy.sampling;
   const float level = static_cast<float>(logits.level(row, token)), inv_t = 1.0f / sampling.temperature[row];
   return rows::rough_total(logits.type, logits.at(row, 0), logits.columns, inv_t, level, enough);
 }
 
-bool rough_dist(const AskedRows& asked, int64_t row, DistributionRow<float>* dist, double* masses) {
-  if (!rough(asked, row)) return false;
-  const Matrix& logits = asked.logits;
-  const float inv_t = 1.0f / asked.sampling.temperature[row];
+bool rough_dist(const LazyStats& lazy, int64_t row, DistributionRow<float>* dist, double* masses) {
+  if (!rough(lazy, row)) return false;
+  const Matrix& logits = lazy.logits;
+  const float inv_t = 1.0f / lazy.sampling.temperature[row];
   float top = 0;
   const double total = rows::rough_masses(logits.type, logits.at(row, 0), logits.columns, inv_t, masses, &top);
   const double lse = static_cast<double>(top) * inv_t + std::log(total);
@@ -227,17 +227,17 @@ bool rough_dist(const AskedRows& asked, int64_t row, DistributionRow<float>* dis
   return true;
 }
 
-void forget(const AskedRows& asked, int64_t first, int64_t count) {
-  std::fill_n(asked.tie_id + first, count, 0);
+void mark_uncomputed(const LazyStats& lazy, int64_t first, int64_t count) {
+  std::fill_n(lazy.tie_id + first, count, 0);
   auto fill = [&](auto real) {
     using Real = decltype(real);
-    const int64_t blocks = block_count(asked.logits.columns);
-    std::fill_n(static_cast<Real*>(asked.lse) + first, count, static_cast<Real>(kInfinity));
-    std::fill_n(static_cast<Real*>(asked.inv_t) + first, count, Real{0});
-    std::fill_n(static_cast<Real*>(asked.cut) + first, count, Real{0});
-    std::fill_n(static_cast<Real*>(asked.mass) + first * blocks, count * blocks, std::numeric_limits<Real>::quiet_NaN());
+    const int64_t blocks = block_count(lazy.logits.columns);
+    std::fill_n(static_cast<Real*>(lazy.lse) + first, count, static_cast<Real>(kInfinity));
+    std::fill_n(static_cast<Real*>(lazy.inv_t) + first, count, Real{0});
+    std::fill_n(static_cast<Real*>(lazy.cut) + first, count, Real{0});
+    std::fill_n(static_cast<Real*>(lazy.mass) + first * blocks, count * blocks, std::numeric_limits<Real>::quiet_NaN());
   };
-  if (asked.logits.type == Scalar::Float64)
+  if (lazy.logits.type == Scalar::Float64)
     fill(double{});
   else
     fill(float{});

@@ -1,4 +1,4 @@
-// Draft distributions over target ids: the columns of a draft vocabulary in the order of the tokens they stand for.
+// Draft distributions over target ids: maps the columns [D] of a draft vocabulary to target ids [V].
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace specdec {
 
-// Columns of a draft vocabulary in the order of their target ids.
+// Columns of a draft vocabulary, sorted by target id.
 class Columns {
  public:
   // ids: target id of each of `count` columns, distinct; nullptr: column v is id v.
@@ -37,7 +37,7 @@ class Columns {
     }
     return low;
   }
-  // Column that stands for a target id, or -1.
+  // Column of a target id, or -1.
   int64_t find(int64_t id) const {
     const int64_t at = place(id);
     return at < count_ && ids_[column(at)] == id ? column(at) : -1;
@@ -49,7 +49,7 @@ class Columns {
   std::vector<int32_t> order_;
 };
 
-// Below this log weight a token has none: float32 has no normal number for it.
+// A smaller log weight counts as no weight: float32 has no normal number for it.
 constexpr double kLeastLogWeight = -87.0;
 
 // Draft distributions as weights of target ids.
@@ -58,7 +58,7 @@ class DraftDistributions {
   DraftDistributions(const TokenDistributions* dists, const int64_t* token_ids)
       : dists_(dists), columns_(dists == nullptr ? nullptr : token_ids, dists == nullptr ? 0 : dists->logits.columns) {}
 
-  // Log weight of one target id, -inf where it has none.
+  // Log weight of one target id, -inf for weight 0.
   double log_weight(int64_t row, int64_t token) const {
     const int64_t column = columns_.mapped() ? columns_.find(token) : token < dists_->logits.columns ? token : -1;
     return column < 0 ? -std::numeric_limits<double>::infinity() : dists_->log_weight(row, column);
@@ -66,7 +66,7 @@ class DraftDistributions {
 
   bool same(int64_t r, int64_t s) const { return dists_->same(r, s); }
 
-  // Weights of `count` target ids from `first` (at most one race block), zero padded to a multiple of kPad.
+  // Weights of `count` target ids from `first` (at most one block), zero padded to a multiple of kPad.
   template <class Real>
   void weights(int64_t row, int64_t first, int count, Real* q) const {
     const int padded = (count + kPad - 1) / kPad * kPad;
@@ -78,9 +78,9 @@ class DraftDistributions {
     }
     std::fill(q, q + padded, Real{0});
     const int64_t begin = columns_.place(first), end = columns_.place(first + count);
-    alignas(64) Real piece[kRaceBlock];
-    for (int64_t at = begin; at < end; at += kRaceBlock) {
-      const int size = static_cast<int>(std::min<int64_t>(kRaceBlock, end - at));
+    alignas(64) Real piece[kVocabBlock];
+    for (int64_t at = begin; at < end; at += kVocabBlock) {
+      const int size = static_cast<int>(std::min<int64_t>(kVocabBlock, end - at));
       if (columns_.sorted()) dists_->weights(row, at, size, piece);
       for (int i = 0; i < size; ++i) {
         const int64_t column = columns_.column(at + i);

@@ -198,7 +198,7 @@ SPECDEC_INLINE bool quick_sums(const In* p, int blocks, const QuickScale& quick,
   if (!quick.usable) return false;
   F total[kGroup] = {};
   U seen = {};
-  for (int b = 0; b < blocks; ++b) seen = quick_block(p + b * kRaceBlock, kRaceBlock, quick, seen, total + b);
+  for (int b = 0; b < blocks; ++b) seen = quick_block(p + b * kVocabBlock, kVocabBlock, quick, seen, total + b);
   const F sum = sum_each(total);
   if (!quick_range(seen) || any(~(sum * static_cast<float>(kQuickUnit) < static_cast<float>(kMost)))) return false;
   for (int b = 0; b < blocks; ++b) sums[b] = sum[b] * kQuickUnit;
@@ -288,12 +288,12 @@ struct Masses {
     quick = quick_scale(unit.scale, unit.power);
     patience = wait = 0;
   }
-  int64_t blocks() const { return (count + kRaceBlock - 1) / kRaceBlock; }
+  int64_t blocks() const { return (count + kVocabBlock - 1) / kVocabBlock; }
 
   // One block; the unit moves if it is much larger than what came before.
   __attribute__((noinline)) void add(int64_t b) {
-    const In* p = row + b * kRaceBlock;
-    const int size = static_cast<int>(count - b * kRaceBlock < kRaceBlock ? count - b * kRaceBlock : kRaceBlock);
+    const In* p = row + b * kVocabBlock;
+    const int size = static_cast<int>(count - b * kVocabBlock < kVocabBlock ? count - b * kVocabBlock : kVocabBlock);
     if (wait > 0) {
       --wait;
     } else if (quick_sum(p, size, quick, sums + b)) {
@@ -322,10 +322,10 @@ double masses(const void* row, int64_t count, float inv_t, double* sums) {
   float level = largest_of(own.row, count < kSample ? count : kSample);
   if (level == -kInfinity) level = largest_of(own.row, count);
   own.move(level * own.exact);
-  const int64_t whole = count / kRaceBlock, blocks = own.blocks();
+  const int64_t whole = count / kVocabBlock, blocks = own.blocks();
   for (int64_t b = 0; b < blocks;) {
     const int group = static_cast<int>(whole - b < kGroup ? whole - b : kGroup);
-    if (group > 0 && own.wait == 0 && quick_sums(own.row + b * kRaceBlock, group, own.quick, sums + b)) {
+    if (group > 0 && own.wait == 0 && quick_sums(own.row + b * kVocabBlock, group, own.quick, sums + b)) {
       b += group;
       continue;
     }

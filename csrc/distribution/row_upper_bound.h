@@ -69,11 +69,11 @@ double rough_total(const void* row, int64_t count, float inv_t, float top, doubl
 template <bool kClamped, class In>
 SPECDEC_INLINE double rough_sums(const In* p, int64_t count, const RoughScale& own, double* sums) {
   double total = 0;
-  for (int64_t first = 0; first < count; first += kRaceBlock) {
-    const int64_t size = count - first < kRaceBlock ? count - first : kRaceBlock;
+  for (int64_t first = 0; first < count; first += kVocabBlock) {
+    const int64_t size = count - first < kVocabBlock ? count - first : kVocabBlock;
     const double sum = rough_sum<kClamped>(p + first, size, own.scale, own.shift, kInfinity);
     if (std::isnan(sum)) return sum;
-    total += sums[first / kRaceBlock] = sum;
+    total += sums[first / kVocabBlock] = sum;
   }
   return total;
 }

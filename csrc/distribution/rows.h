@@ -72,7 +72,7 @@ struct RowKernels {
   // The elements of [low, high] in id order; returns how many, or more than `limit` as soon as there are more. Writes
   // up to kCollectSlack beyond the limit.
   int64_t (*collect[3])(const void* row, int64_t count, float low, float high, int64_t limit, Entry<float>* out);
-  // Weights of tokens first .. first + count - 1 (count <= kRaceBlock), zero padded.
+  // Weights of tokens first .. first + count - 1 (count <= kVocabBlock), zero padded.
   void (*weights[3])(const void* piece, int count, int32_t first, const DistributionRow<float>& dist, float* out);
   // argmax of l * inv_t + gumbel over the kept tokens first .. first + count - 1; first is a multiple of four.
   void (*replay[3])(const void* piece, int count, int32_t first, const DistributionRow<float>& dist, const Counter& counter,
@@ -81,7 +81,7 @@ struct RowKernels {
   void (*subtract)(float* p, const float* q, int count);
   double (*total)(const float* weights, int count);
   // argmax of log(weight) + gumbel over the tokens first .. first + count - 1; first is a multiple of four.
-  void (*race)(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best);
+  void (*gumbel_max)(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best);
   // l * inv_t, plus noise unless that is null; -inf in place of NaN. tops, unless null: of kTops groups, each token
   // being in one of them, the largest of each.
   void (*levels[3])(const void* row, int64_t count, float inv_t, const float* noise, float* out, float* tops);
@@ -147,8 +147,8 @@ inline void levels(Scalar type, const void* row, int64_t count, float inv_t, con
 }
 inline void subtract(float* p, const float* q, int count) { row_kernels().subtract(p, q, count); }
 inline double total(const float* weights, int count) { return row_kernels().total(weights, count); }
-inline void race(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best) {
-  row_kernels().race(weights, count, first, counter, best);
+inline void gumbel_max(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best) {
+  row_kernels().gumbel_max(weights, count, first, counter, best);
 }
 inline float log(float weight) { return noise::log(weight); }
 
@@ -166,7 +166,7 @@ void replay(Scalar, const void* piece, int count, int32_t first, const Distribut
 void levels(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out, double* tops = nullptr);
 void subtract(double* p, const double* q, int count);
 double total(const double* weights, int count);
-void race(const double* weights, int count, int32_t first, const Counter& counter, Best<double>* best);
+void gumbel_max(const double* weights, int count, int32_t first, const Counter& counter, Best<double>* best);
 double log(double weight);
 }  // namespace rows
 

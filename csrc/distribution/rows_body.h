@@ -277,7 +277,7 @@ void replay(const void* piece, int count, int32_t first, const DistributionRow<f
   }
 }
 
-void race(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best) {
+void gumbel_max(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best) {
   const int32_t last = first + count - 1;
   Philox state;
   prepare(counter, &state);
@@ -372,7 +372,7 @@ const RowKernels SPECDEC_TABLE = {
     SPECDEC_EACH(replay),
     SPECDEC_ISA::subtract,
     SPECDEC_ISA::total,
-    SPECDEC_ISA::race,
+    SPECDEC_ISA::gumbel_max,
     SPECDEC_EACH(levels),
     SPECDEC_ISA::gumbel_row,
 };

@@ -15,11 +15,11 @@ double masses(Scalar type, const void* row, int64_t count, double inv_t, double*
   const double* p = doubles(row);
   const double top = largest(type, row, count, inv_t);
   const double level = top > -kInfinity && top < kInfinity ? top : 0.0;
-  for (int64_t first = 0; first < count; first += kRaceBlock) {
+  for (int64_t first = 0; first < count; first += kVocabBlock) {
     double sum = 0;
-    for (int64_t i = first; i < count && i < first + kRaceBlock; ++i)
+    for (int64_t i = first; i < count && i < first + kVocabBlock; ++i)
       sum += p[i] == kInfinity ? std::nan("") : std::exp((p[i] - level) * inv_t);
-    sums[first / kRaceBlock] = sum;
+    sums[first / kVocabBlock] = sum;
   }
   return top == -kInfinity ? top : level * inv_t;
 }
@@ -115,7 +115,7 @@ double total(const double* weights, int count) {
   return sum;
 }
 
-void race(const double* weights, int count, int32_t first, const Counter& counter, Best<double>* best) {
+void gumbel_max(const double* weights, int count, int32_t first, const Counter& counter, Best<double>* best) {
   for (int i = 0; i < count; ++i) {
     if (!(weights[i] > 0)) continue;
     const double score = std::log(weights[i]) + gumbel(random_word(counter, static_cast<uint32_t>(first + i)));

@@ -13,13 +13,13 @@ struct PathToken {
   bool committed;
 };
 
-// The distinct tokens of a node's path, and its depth.
+// The distinct tokens on a node's path, and its depth.
 struct Path {
   std::vector<PathToken> tokens;
-  uint64_t filter = 0;  // bit token % 64 is set: most committed tokens are told apart by it
+  uint64_t filter = 0;  // bit token % 64 is set: excludes most committed tokens with one test
   int32_t depth = 0;
 
-  void follow(const EditPaths& paths, int32_t start, int64_t node) {
+  void follow(const TreePaths& paths, int32_t start, int64_t node) {
     tokens.clear();
     filter = 0;
     depth = 0;
@@ -38,7 +38,7 @@ struct Path {
     }
     tokens.push_back({token, 1, false});
   }
-  // How often a committed token is on the path as well.
+  // Marks a token of the path as committed and returns its count on the path.
   int32_t take(int64_t token) {
     if (!(filter >> (token & 63) & 1)) return 0;
     for (PathToken& known : tokens) {
@@ -51,7 +51,7 @@ struct Path {
   }
 };
 
-// What is added to four logits by the four bits of a mask: -inf where a bit is clear, nothing (-0.0) where it is set.
+// Addends for four logits by four bits of a mask: -inf for a clear bit, -0.0 for a set bit.
 template <class Real>
 struct Nibbles {
   alignas(4 * sizeof(Real)) Real of[16][4];
@@ -69,7 +69,7 @@ class Row {
   using Real = Accumulator<T>;
   Row(T* data, int64_t vocab) : data_(data), vocab_(vocab) {}
 
-  void penalise(const EditPenalties& penalties, int64_t request, Path& path) const {
+  void penalise(const Penalties& penalties, int64_t request, Path& path) const {
     const float* factors = penalties.factors + 3 * request;
     const Real repetition = factors[0], presence = factors[1], frequency = factors[2];
     if (repetition == 1 && presence == 0 && frequency == 0) return;
@@ -87,7 +87,7 @@ class Row {
       if (!fresh.committed) one(fresh.token, fresh.count);
   }
 
-  void add(const EditAdditions& additions, int64_t request, int64_t position) const {
+  void add(const Additions& additions, int64_t request, int64_t position) const {
     for (int64_t i = additions.offsets[request]; i < additions.offsets[request + 1]; ++i) {
       const int32_t token = additions.ids[i];
       if (token < 0 || token >= vocab_ || position >= additions.until[i]) continue;
@@ -95,7 +95,7 @@ class Row {
     }
   }
 
-  void force(const EditForced& forced, int64_t request, int64_t position) const {
+  void force(const ForcedTokens& forced, int64_t request, int64_t position) const {
     for (int64_t i = forced.offsets[request]; i < forced.offsets[request + 1]; ++i) {
       if (forced.positions[i] != position) continue;
       const int64_t token = forced.ids[i], known = token >= 0 && token < vocab_ ? token : vocab_;
@@ -118,7 +118,7 @@ class Row {
   }
 
  private:
-  // 32 tokens without a branch: masks may look like noise. Adding -0.0 changes no bit of any number.
+  // 32 tokens without a branch, since masks may be irregular. Adding -0.0 changes no bits of any number.
   static void mask_word(T* data, uint32_t allowed) {
     for (int nibble = 0; nibble < 8; ++nibble, allowed >>= 4) {
       const Real* added = kAdded<Real>.of[allowed & 15];
@@ -126,7 +126,7 @@ class Row {
     }
   }
 
-  // Adding -inf keeps NaN, and turns +inf into NaN: broken rows stay visible.
+  // Adding -inf keeps NaN and turns +inf into NaN, so broken rows remain detectable.
   void forbid(int64_t token) const { data_[token] = narrow<T>(widen(data_[token]) - std::numeric_limits<Real>::infinity()); }
 
   T* data_;
@@ -144,8 +144,8 @@ bool ascending(const int32_t* offsets, int64_t requests, int64_t limit, int64_t*
 
 }  // namespace
 
-const char* invalid_edits(const Matrix& logits, const LogitsProcessors& edits, int64_t* at) {
-  const EditPaths& paths = edits.paths;
+const char* invalid_processors(const Matrix& logits, const LogitsProcessors& processors, int64_t* at) {
+  const TreePaths& paths = processors.paths;
   if (!ascending(paths.offsets, paths.requests, paths.num_nodes, at) || paths.offsets[0] != 0) return "offsets";
   for (int64_t b = 0; b < paths.requests; ++b) {
     for (*at = paths.offsets[b]; *at < paths.offsets[b + 1]; ++*at) {
@@ -156,7 +156,7 @@ const char* invalid_edits(const Matrix& logits, const LogitsProcessors& edits, i
   if (paths.nodes != nullptr)
     for (*at = 0; *at < logits.rows; ++*at)
       if (paths.nodes[*at] < 0 || paths.nodes[*at] >= paths.num_nodes) return "nodes";
-  if (const EditPenalties& p = edits.penalties; p.factors != nullptr) {
+  if (const Penalties& p = processors.penalties; p.factors != nullptr) {
     for (*at = 0; *at < p.table_rows; ++*at)
       if (p.sizes[*at] < 0 || p.sizes[*at] > p.capacity) return "penalties sizes";
     for (*at = 0; *at < paths.requests; ++*at) {
@@ -164,25 +164,25 @@ const char* invalid_edits(const Matrix& logits, const LogitsProcessors& edits, i
       if (!(p.factors[3 * *at] > 0)) return "penalties repetition";
     }
   }
-  if (const EditAdditions& a = edits.additions; a.offsets != nullptr) {
+  if (const Additions& a = processors.additions; a.offsets != nullptr) {
     if (!ascending(a.offsets, paths.requests, a.count, at)) return "additions offsets";
     for (*at = 0; *at < a.count; ++*at)
       if (!(a.values[*at] < std::numeric_limits<float>::infinity())) return "additions values";
   }
-  if (edits.forced.offsets != nullptr && !ascending(edits.forced.offsets, paths.requests, edits.forced.count, at)) return "forced offsets";
-  if (const EditMasks& m = edits.masks; m.words != nullptr)
+  if (processors.forced.offsets != nullptr && !ascending(processors.forced.offsets, paths.requests, processors.forced.count, at)) return "forced offsets";
+  if (const TokenMasks& m = processors.masks; m.words != nullptr)
     for (*at = 0; *at < logits.rows; ++*at)
       if (m.index[*at] < -1 || m.index[*at] >= m.count) return "masks index";
   return nullptr;
 }
 
-void process_logits(const Matrix& logits, const LogitsProcessors& edits) {
-  const EditPaths& paths = edits.paths;
+void process_logits(const Matrix& logits, const LogitsProcessors& processors) {
+  const TreePaths& paths = processors.paths;
   std::vector<int32_t> request_of(static_cast<size_t>(paths.num_nodes), -1);
   for (int32_t b = 0; b < paths.requests; ++b)
     for (int32_t node = paths.offsets[b]; node < paths.offsets[b + 1]; ++node) request_of[node] = b;
-  const bool whole_rows = edits.masks.words != nullptr || edits.forced.offsets != nullptr;
-  const int64_t work = whole_rows ? logits.columns : edits.penalties.capacity;
+  const bool whole_rows = processors.masks.words != nullptr || processors.forced.offsets != nullptr;
+  const int64_t work = whole_rows ? logits.columns : processors.penalties.capacity;
   with_scalar(logits.type, [&](auto element) {
     using T = decltype(element);
     parallel_for(0, logits.rows, row_grain(work), [&](int64_t begin, int64_t end) {
@@ -194,11 +194,11 @@ void process_logits(const Matrix& logits, const LogitsProcessors& edits) {
         path.follow(paths, paths.offsets[request], node);
         const int64_t position = int64_t{paths.roots[request]} + path.depth + 1;
         const Row<T> row(static_cast<T*>(const_cast<void*>(logits.at(r, 0))), logits.columns);
-        if (edits.penalties.factors != nullptr) row.penalise(edits.penalties, request, path);
-        if (edits.additions.offsets != nullptr) row.add(edits.additions, request, position);
-        if (edits.forced.offsets != nullptr) row.force(edits.forced, request, position);
-        if (edits.masks.words != nullptr && edits.masks.index[r] >= 0)
-          row.mask(edits.masks.words + edits.masks.index[r] * edits.masks.width);
+        if (processors.penalties.factors != nullptr) row.penalise(processors.penalties, request, path);
+        if (processors.additions.offsets != nullptr) row.add(processors.additions, request, position);
+        if (processors.forced.offsets != nullptr) row.force(processors.forced, request, position);
+        if (processors.masks.words != nullptr && processors.masks.index[r] >= 0)
+          row.mask(processors.masks.words + processors.masks.index[r] * processors.masks.width);
       }
     });
   });

@@ -1,52 +1,57 @@
-// process_logits: penalties, additions, forced tokens and masks on rows of logits, each for its own node's prefix.
+// process_logits: applies penalties, additions, forced tokens and masks to logits [R, V], each row for the prefix of its
+// node. The trees are packed: B requests with M nodes.
 #pragma once
 #include "distribution/distribution.h"
 
 namespace specdec {
 
-// Packed trees; nodes[r] is the node that row r of the logits follows (nullptr: row r follows node r).
-struct EditPaths {
-  const int64_t* tokens;
+struct TreePaths {
+  const int64_t* tokens;  // [M]
+  // [M], [B + 1], [B] positions of the roots, [R] node of each row (nullptr: row r belongs to node r).
   const int32_t *parents, *offsets, *roots, *nodes;
-  int64_t num_nodes, requests;
+  int64_t num_nodes, requests;  // M, B
 };
 
-// Parts that are absent have null pointers.
-struct EditPenalties {
-  const float* factors;  // [requests, 3]: repetition, presence, frequency
+// Absent processors have null pointers.
+struct Penalties {
+  const float* factors;  // [B, 3]: repetition, presence, frequency
+  // Counts of committed tokens: rows [B] in the table, ids and counts [table_rows, capacity], sizes [table_rows].
   const int32_t *rows, *ids, *counts, *sizes;
   int64_t table_rows, capacity;
 };
 
-struct EditAdditions {
-  const int32_t *offsets, *ids;
-  const float* values;
-  const int32_t* until;
+// values[i] is added to token ids[i] at positions below until[i].
+struct Additions {
+  const int32_t *offsets, *ids;  // [B + 1], [count]
+  const float* values;           // [count]
+  const int32_t* until;          // [count]
   int64_t count;
 };
 
-struct EditForced {
-  const int32_t *offsets, *positions, *ids;
+// Only token ids[i] is allowed at positions[i].
+struct ForcedTokens {
+  const int32_t *offsets, *positions, *ids;  // [B + 1], [count], [count]
   int64_t count;
 };
 
-struct EditMasks {
-  const int32_t *words, *index;
+// Bit v of row index[r] of `words` allows token v in row r of the logits; index -1: no mask.
+struct TokenMasks {
+  const int32_t *words, *index;  // [count, width], [R]
   int64_t count, width;
 };
 
 struct LogitsProcessors {
-  EditPaths paths;
-  EditPenalties penalties;
-  EditAdditions additions;
-  EditForced forced;
-  EditMasks masks;
+  TreePaths paths;
+  Penalties penalties;
+  Additions additions;
+  ForcedTokens forced;
+  TokenMasks masks;
 };
 
-// nullptr if every argument is in range, else the name of the one that is not and the index of its first bad element.
-const char* invalid_edits(const Matrix& logits, const LogitsProcessors& edits, int64_t* at);
+// The name of the first argument out of range and the index of its first bad element, or nullptr.
+const char* invalid_processors(const Matrix& logits, const LogitsProcessors& processors, int64_t* at);
 
-// Edits the rows in place. Ids outside the vocabulary are passed over.
-void process_logits(const Matrix& logits, const LogitsProcessors& edits);
+// Changes the rows in place. Ids outside the vocabulary are ignored.
+void process_logits(const Matrix& logits, const LogitsProcessors& processors);
 
 }  // namespace specdec

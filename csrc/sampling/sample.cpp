@@ -4,18 +4,18 @@
 #include <vector>
 
 #include "parallel.h"
-#include "sampling/gumbel_race.h"
+#include "sampling/gumbel_max.h"
 
 namespace specdec {
 namespace {
 
-// Best token of the race blocks begin .. end - 1 of one row.
+// Best token of blocks begin .. end - 1 of one row.
 template <class Real>
 Best<Real> replay_blocks(const TokenDistributions& dists, int64_t r, const DistributionRow<Real>& dist, int64_t begin, int64_t end,
                          const Counter& counter, const float* noise) {
   Best<Real> best{-std::numeric_limits<Real>::infinity(), 0};
   const Matrix& logits = dists.logits;
-  const int64_t first = begin * kRaceBlock, stop = std::min(end * kRaceBlock, logits.columns);
+  const int64_t first = begin * kVocabBlock, stop = std::min(end * kVocabBlock, logits.columns);
   if (noise == nullptr) {
     rows::replay(logits.type, logits.at(r, first), static_cast<int>(stop - first), static_cast<int32_t>(first), dist,
                  counter, &best);
@@ -34,7 +34,7 @@ template <class Real>
 void replay_rows(const TokenDistributions& dists, const int64_t* seeds, const int32_t* positions, const float* noise,
                  int64_t* tokens) {
   const int64_t rows = dists.logits.rows, vocab = dists.logits.columns, blocks = block_count(vocab);
-  constexpr int64_t kBlocksPerPiece = 32;  // noise costs more than reading: 32768 words are tens of microseconds
+  constexpr int64_t kBlocksPerPiece = 32;  // noise costs more than a read: 32768 words take tens of microseconds
   const int64_t pieces = (blocks + kBlocksPerPiece - 1) / kBlocksPerPiece;
   auto noise_of = [&](int64_t r) { return noise == nullptr ? nullptr : noise + r * vocab; };
   auto counter_of = [&](int64_t r) { return Counter(seeds[r], positions[r], 0, kReplay); };
@@ -68,7 +68,7 @@ void replay_rows(const TokenDistributions& dists, const int64_t* seeds, const in
   }
 }
 
-// Token of one row.
+// The token of one row.
 template <class Real>
 int64_t replay_token(const TokenDistributions& dists, int64_t r, int64_t seed, int32_t position) {
   TokenDistributions one = dists;
@@ -84,7 +84,7 @@ int64_t replay_token(const TokenDistributions& dists, int64_t r, int64_t seed, i
 }
 
 template <class Real>
-void draw_rows(const TokenDistributions& dists, const int64_t* seeds, const int32_t* root_positions, const int32_t* index,
+void draft_rows(const TokenDistributions& dists, const int64_t* seeds, const int32_t* root_positions, const int32_t* index,
                int64_t* tokens) {
   const int64_t rows = dists.logits.rows, vocab = dists.logits.columns, blocks = block_count(vocab);
   std::vector<double> bounds;
@@ -100,10 +100,10 @@ void draw_rows(const TokenDistributions& dists, const int64_t* seeds, const int3
         tokens[r] = dists.tie_id[r];
         continue;
       }
-      const RaceNoise noise(seeds[r], root_positions[r], index[r], kDraft);
-      const int64_t token = race<Real>(
+      const GumbelNoise noise(seeds[r], root_positions[r], index[r], kDraft);
+      const int64_t token = sample_from_weights<Real>(
           vocab, noise,
-          [&](int64_t b, Real* out) { dists.weights(r, b * kRaceBlock, block_size(vocab, b), out); },
+          [&](int64_t b, Real* out) { dists.weights(r, b * kVocabBlock, block_size(vocab, b), out); },
           [&](int64_t b) { return bounds[r * blocks + b]; });
       tokens[r] = std::max<int64_t>(token, 0);
     }
@@ -116,16 +116,16 @@ void block_bounds(const TokenDistributions& dists, const int64_t* wanted, int64_
                   const int64_t* draft_rows) {
   const Matrix& logits = dists.logits;
   const int64_t blocks = block_count(logits.columns);
-  constexpr double slack = 1e-3;  // for roundings of the true mass and of its noise
-  constexpr float share = 1.00001f;  // more than any rounding of p
+  constexpr double slack = 1e-3;  // covers rounding of the true mass and of its noise
+  constexpr float share = 1.00001f;  // above any rounding of p
   const bool alike = draft != nullptr && draft->logits.type == logits.type && !dists.wide();
-  // known masses are no work for another thread
-  const bool reads = std::any_of(wanted, wanted + count, [&](int64_t row) { return row >= 0 && !dists.weighed(row); });
-  parallel_for(0, count * blocks, reads ? kGrain / kRaceBlock : count * blocks, [&](int64_t begin, int64_t end) {
+  // Known masses need no read, so they are not worth another thread.
+  const bool reads = std::any_of(wanted, wanted + count, [&](int64_t row) { return row >= 0 && !dists.has_masses(row); });
+  parallel_for(0, count * blocks, reads ? kGrain / kVocabBlock : count * blocks, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = wanted[i / blocks], first = i % blocks * kRaceBlock;
+      const int64_t row = wanted[i / blocks], first = i % blocks * kVocabBlock;
       if (row < 0) continue;
-      if (dists.weighed(row)) {
+      if (dists.has_masses(row)) {
         const double mass = dists.block_mass(row, i % blocks);
         bounds[i] = mass > 0 ? std::log(mass) + slack : -std::numeric_limits<double>::infinity();
         continue;
@@ -153,13 +153,13 @@ void replay_sample(const TokenDistributions& dists, const int64_t* seeds, const 
 Walk replay_verify(const WalkedTree& tree, int64_t rows, const TokenDistributions& dists, const int64_t* seeds,
                    const int32_t* root_positions, const Path& out, int64_t* row) {
   std::vector<Walk> walks(rows);
-  // threads share the trees, or each row of logits where there are too few of these
+  // Threads share the trees, or each row of logits if there are too few trees.
   const bool few = rows < thread_count();
   const int64_t grain = few ? rows : std::max<int64_t>(1, row_grain(dists.logits.columns) / 8);
   parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b)
       walks[b] = walk_row(tree, b, out, [&](int64_t node, int64_t depth) {
-        dists.need(node, !few);
+        dists.ensure(node, !few);
         const int32_t position = root_positions[b] + static_cast<int32_t>(depth) + 1;
         return dists.wide() ? replay_token<double>(dists, node, seeds[b], position)
                            : replay_token<float>(dists, node, seeds[b], position);
@@ -172,8 +172,8 @@ Walk replay_verify(const WalkedTree& tree, int64_t rows, const TokenDistribution
 
 void draft_sample(const TokenDistributions& dists, const int64_t* seeds, const int32_t* root_positions, const int32_t* index,
                  int64_t* tokens) {
-  dists.wide() ? draw_rows<double>(dists, seeds, root_positions, index, tokens)
-              : draw_rows<float>(dists, seeds, root_positions, index, tokens);
+  dists.wide() ? draft_rows<double>(dists, seeds, root_positions, index, tokens)
+              : draft_rows<float>(dists, seeds, root_positions, index, tokens);
 }
 
 }  // namespace specdec

@@ -1,20 +1,22 @@
-// replay_sample and draft_sample: one token per row of a batch of distributions; replay_verify: along a path of each
-// tree.
+// replay_sample and draft_sample: one token per row of R distributions over V tokens. replay_verify: replay_sample along
+// one path of each of B packed trees.
 #pragma once
 #include "distribution/distribution.h"
 #include "trees/tree.h"
 
 namespace specdec {
 
-// noise: explicit Gumbel noise [R, V] or nullptr for the keyed one.
+// Gumbel-max with the replay noise of (seeds, positions), [R] each. noise: explicit Gumbel noise [R, V], or nullptr for
+// keyed noise. tokens: [R].
 void replay_sample(const TokenDistributions& dists, const int64_t* seeds, const int32_t* positions, const float* noise,
                    int64_t* tokens);
 
-// Walks every tree along the tokens that replay_sample gives at the nodes it comes to, and at no others;
-// distributions may be asked for on the way. *row names the request that ended the walk when the answer is not kFine.
+// Walks every tree along the tokens of replay_sample. Only the nodes of the path are sampled, and their statistics may be
+// computed on first use. If the result is not kFine, *row is the request where the walk failed.
 Walk replay_verify(const WalkedTree& tree, int64_t rows, const TokenDistributions& dists, const int64_t* seeds,
                    const int32_t* root_positions, const Path& out, int64_t* row);
 
+// Two-level Gumbel-max with the draft noise of (seeds, root_positions, index), [R] each. tokens: [R].
 void draft_sample(const TokenDistributions& dists, const int64_t* seeds, const int32_t* root_positions, const int32_t* index,
                  int64_t* tokens);
 

@@ -21,7 +21,7 @@ void with_unit(int64_t bytes, const Function& function) {
 
 }  // namespace
 
-void memory_case(uint64_t seed) {
+void kv_cache_case(uint64_t seed) {
   Random random(seed);
   const Trees trees(random, between(random, 1, 4), 40);
   const int64_t rows = trees.rows(), nodes = trees.nodes(), tail = between(random, 0, 2);

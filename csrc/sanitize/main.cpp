@@ -33,10 +33,10 @@ int main(int count, char** values) {
   for (uint64_t seed = first; seed < first + cases; ++seed) {
     attention_case(seed);
     decoder_case(seed);
-    edit_case(seed);
+    process_logits_case(seed);
     expand_case(seed);
     linear_case(seed);
-    memory_case(seed);
+    kv_cache_case(seed);
     ngram_case(seed);
     proposals_case(seed);
     suffix_case(seed);

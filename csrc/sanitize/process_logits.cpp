@@ -23,7 +23,7 @@ std::vector<T> ids(Random& random, int64_t count, int64_t vocab) {
 
 }  // namespace
 
-void edit_case(uint64_t seed) {
+void process_logits_case(uint64_t seed) {
   Random random(seed);
   const std::vector<Scalar> types{Scalar::Float32, Scalar::BFloat16, Scalar::Half, Scalar::Float64};
   const int64_t vocab = one_of<int64_t>(random, {1, 2, 31, 32, 33, 300, 70001});
@@ -51,17 +51,17 @@ void edit_case(uint64_t seed) {
   std::vector<int32_t> words;
   for (int64_t i = 0; i < masks * width; ++i) words.push_back(static_cast<int32_t>(random()));
 
-  LogitsProcessors edits{};
-  edits.paths = {tokens.data(), trees.parents.data(), trees.offsets.data(), roots.data(), seed % 2 ? nullptr : follows.data(), nodes, rows};
-  if (seed % 3) edits.penalties = {factors.data(), table_rows.data(), known.data(), counts.data(), sizes.data(), rows + 1, capacity};
-  if (seed % 5) edits.additions = {add_offsets.data(), add_ids.data(), values.data(), until.data(), add_offsets.back()};
-  if (seed % 4) edits.forced = {forced_offsets.data(), positions.data(), forced_ids.data(), forced_offsets.back()};
-  if (seed % 7) edits.masks = {words.data(), index.data(), masks, width};
+  LogitsProcessors processors{};
+  processors.paths = {tokens.data(), trees.parents.data(), trees.offsets.data(), roots.data(), seed % 2 ? nullptr : follows.data(), nodes, rows};
+  if (seed % 3) processors.penalties = {factors.data(), table_rows.data(), known.data(), counts.data(), sizes.data(), rows + 1, capacity};
+  if (seed % 5) processors.additions = {add_offsets.data(), add_ids.data(), values.data(), until.data(), add_offsets.back()};
+  if (seed % 4) processors.forced = {forced_offsets.data(), positions.data(), forced_ids.data(), forced_offsets.back()};
+  if (seed % 7) processors.masks = {words.data(), index.data(), masks, width};
   const Matrix matrix{logits.data(), logit_rows, vocab, vocab, type};
   int64_t at = 0;
-  expect(invalid_edits(matrix, edits, &at) == nullptr, "valid edits", seed);
-  process_logits(matrix, edits);
-  if (edits.masks.words != nullptr) {
+  expect(invalid_processors(matrix, processors, &at) == nullptr, "valid processors", seed);
+  process_logits(matrix, processors);
+  if (processors.masks.words != nullptr) {
     for (int64_t r = 0; r < logit_rows; ++r) {
       if (index[r] < 0) continue;
       for (int64_t v = 0; v < vocab; ++v) {

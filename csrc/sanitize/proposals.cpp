@@ -24,15 +24,15 @@ void proposals_case(uint64_t seed) {
   ids.shrink_to_fit();
   const SomeDistributions drafts(random, one_of(random, types), dist_rows, draft_vocab);
   std::vector<int64_t> tokens(nodes);
-  std::vector<int8_t> proposal_kinds(nodes, kChosen);
+  std::vector<int8_t> proposal_kinds(nodes, kDeterministic);
   std::vector<int32_t> dist_index(nodes, -1), depth(nodes), row_of(nodes), child(nodes), sibling(nodes);
   std::unique_ptr<bool[]> score_only(new bool[nodes]());
   for (int64_t i = 0; i < nodes; ++i) {
     tokens[i] = one_of(random, ids);
     score_only[i] = trees.parents[i] >= 0 && between(random, 0, 9) == 0;
     if (seed % 3 == 0) continue;
-    proposal_kinds[i] = static_cast<int8_t>(between(random, kChosen, kDrawnWithoutChosen));
-    if (proposal_kinds[i] != kChosen) dist_index[i] = static_cast<int32_t>(between(random, 0, dist_rows - 1));
+    proposal_kinds[i] = static_cast<int8_t>(between(random, kDeterministic, kSampledWithoutDeterministic));
+    if (proposal_kinds[i] != kDeterministic) dist_index[i] = static_cast<int32_t>(between(random, 0, dist_rows - 1));
   }
   std::vector<int32_t> ancestors(nodes);
   expect(tree_plan(trees.parents.data(), nodes, trees.offsets.data(), rows, {depth.data(), row_of.data(), ancestors.data(), child.data(), sibling.data(), 1}) == -1,
@@ -47,9 +47,9 @@ void proposals_case(uint64_t seed) {
 
   std::vector<int32_t> path(rows * (most + 1)), accepted(rows), roots(rows, 7);
   std::vector<int64_t> next(rows), row_seeds(rows, static_cast<int64_t>(seed));
-  const Block coins(Scalar::Float32, nodes, random), block_noise(Scalar::Float32, rows * block_count(vocab), random), token_noise(Scalar::Float32, rows * vocab, random);
+  const Block uniforms(Scalar::Float32, nodes, random), block_noise(Scalar::Float32, rows * block_count(vocab), random), token_noise(Scalar::Float32, rows * vocab, random);
   const StepNoise keyed{row_seeds.data(), roots.data(), nullptr, nullptr, nullptr};
-  const StepNoise given{row_seeds.data(), roots.data(), static_cast<const float*>(coins.data()), static_cast<const float*>(block_noise.data()), static_cast<const float*>(token_noise.data())};
+  const StepNoise given{row_seeds.data(), roots.data(), static_cast<const float*>(uniforms.data()), static_cast<const float*>(block_noise.data()), static_cast<const float*>(token_noise.data())};
   const Path out{path.data(), accepted.data(), next.data(), most};
   const bool wide = target.dists.wide() || (draft.dists != nullptr && drafts.dists.wide());
   const Block accept(wide ? Scalar::Float64 : Scalar::Float32, nodes), residual(wide ? Scalar::Float64 : Scalar::Float32, nodes * vocab);

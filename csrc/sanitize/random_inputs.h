@@ -72,10 +72,10 @@ struct Trees {
 
 void attention_case(uint64_t seed);
 void decoder_case(uint64_t seed);
-void edit_case(uint64_t seed);
+void process_logits_case(uint64_t seed);
 void expand_case(uint64_t seed);
 void linear_case(uint64_t seed);
-void memory_case(uint64_t seed);
+void kv_cache_case(uint64_t seed);
 void ngram_case(uint64_t seed);
 void proposals_case(uint64_t seed);
 void suffix_case(uint64_t seed);

@@ -30,7 +30,7 @@ void suffix_case(uint64_t seed) {
   Random random(seed);
   const int64_t vocab = between(random, 1, 4);
   Limits limits{between(random, 0, 9), between(random, 1, 3), 1.0, 0.05};
-  if (between(random, 0, 1) == 1) limits.race = Race{static_cast<int64_t>(seed), static_cast<int32_t>(between(random, 0, 99))};
+  if (between(random, 0, 1) == 1) limits.noise = ReplayNoise{static_cast<int64_t>(seed), static_cast<int32_t>(between(random, 0, 99))};
   Automaton automaton;
   const std::vector<int32_t> text = text_of(random, 60, vocab);
   for (const int32_t token : text) {

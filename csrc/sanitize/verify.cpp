@@ -61,7 +61,7 @@ void verify_case(uint64_t seed) {
   const int64_t depth = 6;
   std::vector<int32_t> path(rows * (depth + 1)), accepted(rows), roots(rows, 7);
   std::vector<int64_t> next(rows), row_seeds(rows, static_cast<int64_t>(seed));
-  const ChainRule rule = seed % 5 < 2 ? ChainRule::kBlock : ChainRule::kToken;
+  const ChainRule rule = seed % 5 < 2 ? ChainRule::kBlock : ChainRule::kRejection;
   rejection_verify(chain, target.dists, rule, {row_seeds.data(), roots.data(), nullptr, nullptr, nullptr}, {path.data(), accepted.data(), next.data(), depth});
   const auto check_path = [&](const char* what) {
     for (int64_t b = 0; b < rows; ++b) {
@@ -76,14 +76,14 @@ void verify_case(uint64_t seed) {
   const Block inv_t(real, nodes), lse(real, nodes), cut(real, nodes), mass(real, nodes * block_count(vocab));
   std::vector<int32_t> tie_id(nodes), top_k(nodes, seed % 2 ? 0 : 3);
   std::vector<float> temperature(nodes, seed % 7 ? 1.0f : 0.0f), top_p(nodes, seed % 4 ? 1.0f : 0.9f), min_p(nodes, 0.0f);
-  const AskedRows asked{target.dists.logits, {temperature.data(), top_k.data(), top_p.data(), min_p.data()}, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data()};
-  forget(asked, 0, asked.logits.rows);
+  const LazyStats asked{target.dists.logits, {temperature.data(), top_k.data(), top_p.data(), min_p.data()}, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data()};
+  mark_uncomputed(asked, 0, asked.logits.rows);
   TokenDistributions pending{target.dists.logits, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data(), &asked};
   rejection_verify(chain, pending, rule, {row_seeds.data(), roots.data(), nullptr, nullptr, nullptr}, {path.data(), accepted.data(), next.data(), depth});
   check_path("rejection_verify on logits");
-  const Block coins(Scalar::Float32, nodes, random), block_noise(Scalar::Float32, rows * block_count(vocab), random), token_noise(Scalar::Float32, rows * vocab, random);
+  const Block uniforms(Scalar::Float32, nodes, random), block_noise(Scalar::Float32, rows * block_count(vocab), random), token_noise(Scalar::Float32, rows * vocab, random);
   rejection_verify(chain, target.dists, rule,
-               {row_seeds.data(), roots.data(), static_cast<const float*>(coins.data()), static_cast<const float*>(block_noise.data()), static_cast<const float*>(token_noise.data())},
+               {row_seeds.data(), roots.data(), static_cast<const float*>(uniforms.data()), static_cast<const float*>(block_noise.data()), static_cast<const float*>(token_noise.data())},
                {path.data(), accepted.data(), next.data(), depth});
   check_path("rejection_verify with given noise");
   const bool wide = target.dists.wide() || (chain.dists != nullptr && draft.dists.wide());
@@ -106,7 +106,7 @@ void verify_case(uint64_t seed) {
   const Path walked_path{path.data(), accepted.data(), next.data(), depth};
   expect(exact_match_verify(walked, rows, choice.data(), walked_path, &row) == Walk::kFine, "exact_match_verify", seed);
   check_path("exact_match_verify");
-  forget(asked, 0, asked.logits.rows);
+  mark_uncomputed(asked, 0, asked.logits.rows);
   expect(replay_verify(walked, rows, pending, row_seeds.data(), roots.data(), walked_path, &row) == Walk::kFine, "replay_verify", seed);
   check_path("replay_verify");
 }

@@ -12,7 +12,7 @@
 namespace specdec::suffix {
 
 // The replay noise that the target will use: of a request's seed, below a root at an absolute position.
-struct Race {
+struct ReplayNoise {
   int64_t seed;
   int32_t position;
 };
@@ -22,7 +22,7 @@ struct Limits {
   int64_t min_match;       // shorter matches propose nothing
   double factor;           // depth is at most factor * match
   double min_probability;  // of a path
-  std::optional<Race> race = {};
+  std::optional<ReplayNoise> noise = {};
 };
 
 // A tree below the root (node 0, not listed): node i has tokens[i - 1], parents[i - 1]. expected: sum of the paths'
@@ -49,8 +49,8 @@ inline double unseen(size_t kinds, int64_t match) { return static_cast<double>(k
 // exp(z) among the siblings (how far to trust the weights), times the chance exp(-rest / exp(z)) that nothing of the
 // weight `rest`, whose tokens are not known, comes out higher.
 template <class Place>
-void run_race(const Race& race, int64_t depth, double rest, std::vector<Continuation<Place>>& found) {
-  const Counter counter(race.seed, static_cast<int32_t>(race.position + depth), 0, kReplay);
+void to_win_probabilities(const ReplayNoise& noise, int64_t depth, double rest, std::vector<Continuation<Place>>& found) {
+  const Counter counter(noise.seed, static_cast<int32_t>(noise.position + depth), 0, kReplay);
   double total = 0;
   for (auto& each : found) {
     each.weight *= std::exp(static_cast<double>(gumbel(random_word(counter, static_cast<uint32_t>(each.token)))));
@@ -82,13 +82,13 @@ void grow(const Place& start, int64_t depth, const Limits& limits, const Childre
     if (below >= depth) return;
     found.clear();
     const double rest = children(place, found);
-    double total = limits.race ? 1.0 : base;
-    if (limits.race)
-      run_race(*limits.race, below + 1, rest, found);
+    double total = limits.noise ? 1.0 : base;
+    if (limits.noise)
+      to_win_probabilities(*limits.noise, below + 1, rest, found);
     else if (base == 0)
       for (const auto& each : found) total += each.weight;
     for (const auto& each : found) {
-      const double own = (limits.race || base == 0 ? probability : 1.0) * each.weight / total;
+      const double own = (limits.noise || base == 0 ? probability : 1.0) * each.weight / total;
       if (own >= limits.min_probability) open.push({own, node, each.token, below + 1, each.place});
     }
   };

@@ -8,15 +8,15 @@
 namespace specdec {
 namespace {
 
-// In nats.
+// Entropy of one distribution, in nats.
 template <class Real>
 double entropy(const TokenDistributions& dists, int64_t row) {
   if (dists.greedy(row)) return 0;
   const DistributionRow<Real> dist = dists.row<Real>(row);
-  alignas(64) Real weights[kRaceBlock], levels[kRaceBlock];
+  alignas(64) Real weights[kVocabBlock], levels[kVocabBlock];
   double sum = 0;
   for (int64_t block = 0; block < block_count(dists.logits.columns); ++block) {
-    const int64_t first = block * kRaceBlock;
+    const int64_t first = block * kVocabBlock;
     const int count = block_size(dists.logits.columns, block);
     dists.weights(row, first, count, weights);
     rows::levels(dists.logits.type, dists.logits.at(row, first), count, dist.inv_t, nullptr, levels);
@@ -28,27 +28,24 @@ double entropy(const TokenDistributions& dists, int64_t row) {
 template <class Real>
 void verify(const TreeDraft& draft, const TokenDistributions& target, const TypicalLimit& limit, const StepNoise& noise, const Path& out) {
   const DraftDistributions none(nullptr, nullptr);
-  const int64_t vocab = target.logits.columns, width = out.max_depth + 1;
+  const int64_t vocab = target.logits.columns;
   parallel_for(0, draft.rows, std::max<int64_t>(1, row_grain(vocab) / 8), [&](int64_t begin, int64_t end) {
-    KeptRows<Real> kept(target, none);
-    Rest<Real> rest(draft, kept, false);
+    CachedRows<Real> rows(target, none);
+    NodeResidual<Real> residual(draft, rows, false);
     std::vector<int64_t> next;
     std::vector<int32_t> length;
     for (int64_t b = begin; b < end; ++b) {
-      int32_t* path = out.path + b * width;
-      std::fill_n(path, width, -1);
-      out.num_accepted[b] = 0;
-      out.next_token[b] = -1;
+      int32_t* path = out.start(b);
       const int64_t root = draft.offsets[b], stop = draft.offsets[b + 1];
       if (root == stop) continue;
       next.assign(stop - root, -1);
-      length.assign(stop - root, 0);  // of the longest path of typical tokens below a node
+      length.assign(stop - root, 0);  // of the longest accepted path below a node
       for (int64_t node = stop - 1; node >= root; --node) {  // children come after their parents
-        double least = -1;
+        double threshold = -1;
         for (int64_t child = draft.first_child[node]; child >= 0; child = draft.next_sibling[child]) {
           if (draft.is_score_only(child)) continue;
-          if (least < 0) least = std::min(limit.epsilon, limit.delta * std::exp(-entropy<Real>(target, node)));
-          const bool typical = std::exp(target.log_weight(node, draft.tokens[child])) > least;
+          if (threshold < 0) threshold = std::min(limit.epsilon, limit.delta * std::exp(-entropy<Real>(target, node)));
+          const bool typical = std::exp(target.log_weight(node, draft.tokens[child])) > threshold;
           if (typical && length[child - root] + 1 > length[node - root]) {
             length[node - root] = length[child - root] + 1;
             next[node - root] = child;
@@ -62,8 +59,8 @@ void verify(const TreeDraft& draft, const TokenDistributions& target, const Typi
         last = next[last - root];
       }
       out.num_accepted[b] = length[0];
-      rest.start(last);
-      out.next_token[b] = rest.draw(noise.race(b, length[0], vocab));
+      residual.start(last);
+      out.next_token[b] = residual.sample(noise.recover_noise(b, length[0], vocab));
     }
   });
 }

@@ -1,8 +1,11 @@
-// torch.ops.specdec.{ordered, traversal}_{verify, thresholds} and typical_verify: schemas and CPU implementations. The
-// Python side repeats failed checks with longer messages (kernels/specdec_kernels/ops/_proposals/reference.py).
+// torch.ops.specdec.{recursive_rejection, traversal}_{verify, thresholds} and typical_verify, on packed trees: schemas and
+// CPU implementations. The Python references repeat failed checks with longer messages
+// (kernels/specdec_kernels/ops/_proposals/checks.py).
 #include <tuple>
+#include <vector>
 
 #include "bindings/distributions.h"
+#include "bindings/step_noise.h"
 #include "verify/recursive_rejection.h"
 #include "verify/traversal.h"
 #include "verify/typical.h"
@@ -10,14 +13,14 @@
 namespace specdec::bindings {
 namespace {
 
-// A tree draft and its distributions, checked.
+// The checked trees of all operators and their distributions.
 struct TreeArguments {
   TreeDraft draft;
   TokenDistributions target, drafts;
-  std::vector<int8_t> chosen;
+  std::vector<int8_t> all_deterministic;
   std::vector<int32_t> no_row;
 
-  // Without drawn and dist_index every node is chosen.
+  // Without proposal_kinds and dist_index every node is deterministic.
   TreeArguments(const Tensor& tokens, const Tensor& offsets, const Tensor& first_child, const Tensor& next_sibling,
                 const Maybe& proposal_kinds, const Maybe& dist_index, const TokenDistributions& target_, const Maybe& logits,
                 const Maybe& inv_t, const Maybe& lse, const Maybe& cut, const Maybe& tie_id, const Maybe& token_ids,
@@ -30,10 +33,10 @@ struct TreeArguments {
     draft.first_child = vector<int32_t>(first_child, draft.nodes, "first_child");
     draft.next_sibling = vector<int32_t>(next_sibling, draft.nodes, "next_sibling");
     if (!proposal_kinds.has_value()) {
-      chosen.assign(draft.nodes, kChosen);
+      all_deterministic.assign(draft.nodes, kDeterministic);
       no_row.assign(draft.nodes, -1);
     }
-    draft.proposal_kinds = proposal_kinds.has_value() ? vector<int8_t>(*proposal_kinds, draft.nodes, "drawn") : chosen.data();
+    draft.proposal_kinds = proposal_kinds.has_value() ? vector<int8_t>(*proposal_kinds, draft.nodes, "proposal_kinds") : all_deterministic.data();
     draft.dist_index = proposal_kinds.has_value() ? vector<int32_t>(dist_index.value(), draft.nodes, "dist_index") : no_row.data();
     draft.score_only = score_only.has_value() ? vector<bool>(*score_only, draft.nodes, "score_only") : nullptr;
     SPECDEC_CHECK(target.logits.rows == draft.nodes, "target has ", target.logits.rows, " distributions for ", draft.nodes, " nodes");
@@ -48,8 +51,8 @@ struct TreeArguments {
         SPECDEC_CHECK(drafts.logits.columns <= target.logits.columns, "draft distributions are wider than target distributions");
     }
     int64_t at = 0;
-    const char* bad = invalid_tree(draft, target, &at);
-    SPECDEC_CHECK(bad == nullptr, bad, "[", at, "] is out of range");
+    const char* invalid = invalid_tree(draft, target, &at);
+    SPECDEC_CHECK(invalid == nullptr, invalid, "[", at, "] is out of range");
   }
   TreeArguments(const TreeArguments&) = delete;
 };
@@ -66,19 +69,10 @@ std::tuple<Tensor, Tensor, Tensor> verify_cpu(
   const TreeArguments a(tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index,
                         dists_of(logits, inv_t, lse, cut, tie_id), draft_logits, draft_inv_t, draft_lse, draft_cut,
                         draft_tie_id, token_ids, score_only);
-  const int64_t rows = a.draft.rows, vocab = a.target.logits.columns;
+  const int64_t rows = a.draft.rows;
   SPECDEC_CHECK(max_depth >= 0 && deepest(a.draft) <= max_depth, "max_depth is ", max_depth);
-  StepNoise noise{vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
-                  nullptr, nullptr, nullptr};
-  if (uniforms.has_value()) noise.uniforms = vector<float>(*uniforms, a.draft.nodes, "uniforms");
-  if (block_noise.has_value()) {
-    SPECDEC_CHECK(block_noise->dim() == 2 && block_noise->size(0) == rows && block_noise->size(1) == block_count(vocab),
-                  "block noise has shape ", shape_of(*block_noise));
-    SPECDEC_CHECK(token_noise.has_value() && token_noise->dim() == 2 && token_noise->size(0) == rows &&
-                      token_noise->size(1) == vocab, "token noise has the wrong shape");
-    noise.block_noise = input<float>(*block_noise, "block noise");
-    noise.token_noise = input<float>(*token_noise, "token noise");
-  }
+  const StepNoise noise =
+      step_noise(a.draft.nodes, rows, a.target.logits.columns, seeds, root_positions, uniforms, block_noise, token_noise);
   const PathTensors out(rows, max_depth);
   Function(a.draft, a.target, noise, out.view(max_depth));
   return {out.path, out.num_accepted, out.next_token};
@@ -110,15 +104,14 @@ std::tuple<Tensor, Tensor, Tensor> typical_verify_cpu(
   const int64_t rows = a.draft.rows;
   SPECDEC_CHECK(max_depth >= 0 && deepest(a.draft) <= max_depth, "max_depth is ", max_depth);
   SPECDEC_CHECK(epsilon >= 0 && delta >= 0, "epsilon is ", epsilon, ", delta is ", delta);
-  const StepNoise noise{vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
-                        nullptr, nullptr, nullptr};
+  const StepNoise noise = step_noise(a.draft.nodes, rows, a.target.logits.columns, seeds, root_positions, none, none, none);
   const PathTensors out(rows, max_depth);
   typical_verify(a.draft, a.target, {epsilon, delta}, noise, out.view(max_depth));
   return {out.path, out.num_accepted, out.next_token};
 }
 
 #define SPECDEC_TREE_DRAFT                                                                                           \
-  "Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor drawn, Tensor dist_index, "           \
+  "Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor proposal_kinds, Tensor dist_index, "  \
   "Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, "  \
   "Tensor? draft_lse, Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor? score_only"
 #define SPECDEC_STEP_NOISE                                                                                 \

@@ -1,7 +1,7 @@
-// The two-level race: one draw from unnormalised weights that are made block by block on demand.
+// Two-level Gumbel-max: samples one token from unnormalised weights [V] that are computed block by block on demand.
 //
-// The block with the largest log(mass) + gumbel wins, then the token in it with the largest log(weight) + gumbel. With
-// upper bounds of the masses only the few blocks that can win are weighed at all, and the answer is the same.
+// The block with the largest log(mass) + gumbel wins, then the token in it with the largest log(weight) + gumbel. Upper
+// bounds of the masses skip the blocks that cannot win, and the result is the same.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -11,18 +11,19 @@
 
 namespace specdec {
 
-// Noise of one draw: keyed, or explicit Gumbel values (blocks [ceil(V / kRaceBlock)], tokens [V]).
-struct RaceNoise {
+// Noise of one sample: keyed, or explicit Gumbel noise (block_noise [block_count(V)], token_noise [V]).
+struct GumbelNoise {
   Counter token, block;
   const float *block_noise, *token_noise;
 
-  RaceNoise(int64_t seed, int32_t position, int32_t index, Stream stream)
+  GumbelNoise(int64_t seed, int32_t position, int32_t index, Stream stream)
       : token(seed, position, index, stream),
         block(seed, position, index, stream + 2u),
         block_noise(nullptr),
         token_noise(nullptr) {}
 };
 
+// log(mass), -inf if Real has no normal number for the mass.
 template <class Real>
 Real log_of_mass(double mass) {
   const Real rounded = static_cast<Real>(mass);
@@ -30,11 +31,12 @@ Real log_of_mass(double mass) {
                                                      : -std::numeric_limits<Real>::infinity();
 }
 
+// The token of one block, whose first id is `first`.
 template <class Real>
-int64_t race_in_block(const Real* weights, int count, int32_t first, const RaceNoise& noise) {
+int64_t gumbel_max_in_block(const Real* weights, int count, int32_t first, const GumbelNoise& noise) {
   Best<Real> best{-std::numeric_limits<Real>::infinity(), first};
   if (noise.token_noise == nullptr) {
-    rows::race(weights, count, first, noise.token, &best);
+    rows::gumbel_max(weights, count, first, noise.token, &best);
     return best.id;
   }
   for (int i = 0; i < count; ++i) {
@@ -44,18 +46,18 @@ int64_t race_in_block(const Real* weights, int count, int32_t first, const RaceN
   return best.id;
 }
 
-// weigh(block, Real* out) writes a block's weights, zero padded, and may assume that it is called a few times only;
-// log_bound(block) is at least the log of its mass. Returns -1 if no token has weight.
+// weigh(block, Real* out) writes a block's weights, zero padded; it is called for few blocks. log_bound(block) is an upper
+// bound of the log of the block's mass. Returns -1 if no token has weight.
 template <class Real, class Weigh, class Bound>
-int64_t race(int64_t vocab, const RaceNoise& noise, const Weigh& weigh, const Bound& log_bound) {
-  alignas(64) Real weights[kRaceBlock];
+int64_t sample_from_weights(int64_t vocab, const GumbelNoise& noise, const Weigh& weigh, const Bound& log_bound) {
+  alignas(64) Real weights[kVocabBlock];
   const int64_t blocks = block_count(vocab);
   if (blocks == 1) {
     weigh(0, weights);
     if (!(rows::total(weights, static_cast<int>(vocab)) > 0)) return -1;
-    return race_in_block(weights, static_cast<int>(vocab), 0, noise);
+    return gumbel_max_in_block(weights, static_cast<int>(vocab), 0, noise);
   }
-  static thread_local std::vector<double> bounds;  // of scores; -inf for blocks that cannot win
+  static thread_local std::vector<double> bounds;  // upper bounds of block scores; -inf for blocks that are done
   static thread_local std::vector<float> keyed;
   const float* block_noise = noise.block_noise;
   if (block_noise == nullptr) {
@@ -78,7 +80,7 @@ int64_t race(int64_t vocab, const RaceNoise& noise, const Weigh& weigh, const Bo
   }
   if (best < 0) return -1;
   if (weighed != best) weigh(best, weights);
-  return race_in_block(weights, block_size(vocab, best), static_cast<int32_t>(best * kRaceBlock), noise);
+  return gumbel_max_in_block(weights, block_size(vocab, best), static_cast<int32_t>(best * kVocabBlock), noise);
 }
 
 }  // namespace specdec

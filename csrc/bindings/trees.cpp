@@ -1,5 +1,7 @@
-// torch.ops.specdec.{tree_expand, tree_grow}: schemas and CPU implementations. The Python side repeats failed checks
-// with longer messages (kernels/specdec_kernels/ops/tree_expand/reference.py, tree_grow/reference.py).
+// torch.ops.specdec.{tree_plan, tree_expand, tree_grow}: schemas and CPU implementations. The Python references repeat
+// failed checks with longer messages (kernels/specdec_kernels/ops/tree_plan/reference.py and its siblings).
+#include "trees/tree.h"
+
 #include <cmath>
 #include <tuple>
 #include <vector>
@@ -9,6 +11,22 @@
 
 namespace specdec::bindings {
 namespace {
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> tree_plan_cpu(Tensor parents, Tensor offsets) {
+  SPECDEC_CHECK(parents.dim() == 1, "parents has shape ", shape_of(parents), ", expected [M]");
+  const int64_t nodes = parents.size(0);
+  int64_t rows = 0;
+  const int32_t* starts = offsets_of(offsets, nodes, &rows);
+  const int64_t words = std::max<int64_t>(1, (widest_row(starts, rows) + 31) / 32);
+  Tensor depth = empty({nodes}, ScalarType::Int), row = empty({nodes}, ScalarType::Int);
+  Tensor ancestors = empty({nodes, words}, ScalarType::Int);
+  Tensor first = empty({nodes}, ScalarType::Int), next = empty({nodes}, ScalarType::Int);
+  const TreeLinks links{data<int32_t>(depth), data<int32_t>(row),  data<int32_t>(ancestors),
+                        data<int32_t>(first), data<int32_t>(next), words};
+  const int64_t bad = tree_plan(input<int32_t>(parents, "parents"), nodes, starts, rows, links);
+  SPECDEC_CHECK(bad < 0, "tree_plan: the parent of packed node ", bad, " is not an earlier node of its row");
+  return {depth, row, ancestors, first, next};
+}
 
 std::tuple<Tensor, Tensor, Tensor> tree_expand_cpu(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor offsets,
                                                    Tensor scores, int64_t width, int64_t keep, double sharpness,
@@ -34,6 +52,7 @@ std::tuple<Tensor, Tensor, Tensor> tree_expand_cpu(Tensor logits, Tensor inv_t, 
   return {tokens, found, best};
 }
 
+// A table [rows, columns] of tree_grow, changed in place.
 template <class T>
 T* table(const Tensor& tensor, int64_t rows, int64_t columns, const char* what) {
   SPECDEC_CHECK(tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == columns, "tree_grow: ", what, " has shape ",
@@ -109,6 +128,7 @@ Grown tree_grow_cpu(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tens
 }  // namespace specdec::bindings
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
+  m.def("tree_plan(Tensor parents, Tensor offsets) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "tree_expand(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor offsets, Tensor scores, int width, "
       "int keep, float sharpness, Tensor? seeds, Tensor? positions) -> (Tensor, Tensor, Tensor)");
@@ -120,6 +140,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
+  m.impl("tree_plan", TORCH_BOX(&specdec::bindings::tree_plan_cpu));
   m.impl("tree_expand", TORCH_BOX(&specdec::bindings::tree_expand_cpu));
   m.impl("tree_grow", TORCH_BOX(&specdec::bindings::tree_grow_cpu));
 }
