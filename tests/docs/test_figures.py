@@ -101,6 +101,25 @@ def test_a_new_result_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert any("3.90" in each and "4.29" in each for each in found) and any(each.startswith("path") for each in found)
 
 
+@pytest.mark.parametrize("name", ["drafters", "adaptive-budget"])
+def test_a_row_of_another_machine_is_marked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = results.read("drafters_cpu.json")
+    for row in result["rows"]:
+        row.pop(results.OWN_RUN, None)
+    other = result["environment"] | {"cpu": "Planted CPU", "date": "2030-01-02"}
+    found = [row for row in result["rows"] if row["drafter"] == "ngram" and row["workload"] == "mixed"]
+    for row in found:
+        row[results.OWN_RUN] = other
+    (tmp_path / "drafters_cpu.json").write_text(json.dumps(result))
+    shutil.copy(results.RESULTS / "goodput_cpu.json", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    texts = re.findall(r"<!-- (.*?) -->", drawn(MODULES[name]))
+    marked = [text for text in texts if text.endswith(" \u00b9")]
+    assert len(marked) == (len(found) if name == "drafters" else 1), texts
+    (caption,) = (text for text in texts if text.startswith("\u00b9 "))
+    assert "Planted CPU" in caption and "2030-01-02" in " ".join(texts)
+
+
 def test_a_new_import_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that begins to import another is drawn with another arrow, or on another level."""
     source = tmp_path / "specdec_fast"

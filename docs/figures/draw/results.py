@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+OWN_RUN = "measured"
+"""Key of a row that was merged from a run of its own (`benchmarks/drafter_rows.py`): machine and date of that run."""
+MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 
 
@@ -36,3 +40,21 @@ def machine(environment: dict[str, Any]) -> str:
 def source(name: str, environment: dict[str, Any], width: int = 72) -> str:
     """The lines of a caption: where the numbers come from."""
     return "\n".join(wrap(f"Measured on {machine(environment)}. benchmarks/results/{name}", width))
+
+
+def marked_runs(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """A mark for every run that some rows were merged from, by the machine and date of the run."""
+    runs = dict.fromkeys(machine(row[OWN_RUN]) for row in rows if OWN_RUN in row)
+    if len(runs) > len(MARKS):
+        raise ValueError(f"merged rows: got {len(runs)} runs; expected at most {len(MARKS)}; measure all rows in one")
+    return dict(zip(runs, MARKS))
+
+
+def mark(row: dict[str, Any], runs: dict[str, str]) -> str:
+    """The mark of a row among `marked_runs`, with a space before it; "" for a row of the file's own run."""
+    return f" {runs[machine(row[OWN_RUN])]}" if OWN_RUN in row else ""
+
+
+def merged_runs(runs: dict[str, str], width: int = 72) -> str:
+    """The lines of a caption that say which machine the marked rows are of; "" if no row is marked."""
+    return "".join("\n" + "\n".join(wrap(f"{sign} measured on {run}", width)) for run, sign in runs.items())

@@ -1,4 +1,4 @@
-"""Tokens per second of the bundled pair, ours and transformers', in the settings of one run."""
+"""Tokens per second of the bundled pair in specdec-fast and in transformers, in the settings of one run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ DESCRIPTION = (
     "Tokens per second at temperature 1 on two CPU cores: plain and assisted generation of transformers, plain and "
     "speculative decoding of specdec-fast, in float32 and bfloat16, with eager, compiled and fused forward passes."
 )
+MEDIANS = "Ratios are medians of one ratio per round, not quotients of the bars."
 SETTINGS = {
     "float32-2thread-eager-batch1-T1": "float32, eager",
     "bfloat16-2thread-eager-batch1-T1": "bfloat16, eager",
@@ -36,8 +37,8 @@ def bars(row: dict[str, Any]) -> list[Bar]:
     note = f"{row['plain_vs_transformers']:.2f}\u00d7 transformers"
     return [
         *found,
-        Bar("ours, plain", speed["plain"], BARS[2], note),
-        Bar("ours, speculative", speed["speculative"], BARS[0], ", ".join(speculative), strong=True),
+        Bar("specdec-fast, plain", speed["plain"], BARS[2], note),
+        Bar("specdec-fast, speculative", speed["speculative"], BARS[0], ", ".join(speculative), strong=True),
     ]
 
 
@@ -49,10 +50,11 @@ def draw() -> Figure:
     any_row = rows[next(iter(SETTINGS))]
     most = max(bar.value for group in groups for bar in group.bars)
     ticks = [tick for tick in range(0, 10_000, 500) if tick <= most]
-    scale = Scale(most * 1.02, ticks, "tokens/s", left=150)
-    figure, axes = page(height(groups, scale) + 88)
+    scale = Scale(most * 1.02, ticks, "tokens/s", left=164)
+    figure, axes = page(height(groups, scale) + 100)
     below = f"temperature 1, one request, {any_row['prompts']} prompts, {any_row['new_tokens']} new tokens each"
     heading(axes, 18, "Tokens per second, bundled pair on a CPU", below)
     bottom = draw_bars(axes, 52, groups, scale)
-    write(axes, 12, bottom + 18, source(RESULT, result["environment"]), fontsize=SMALL, color=MUTED)
+    caption = f"{source(RESULT, result['environment'])}\n{MEDIANS}"
+    write(axes, 12, bottom + 10, caption, fontsize=SMALL, color=MUTED, va="top")
     return figure
