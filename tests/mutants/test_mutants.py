@@ -1,7 +1,7 @@
-"""Known ways to be wrong, planted one at a time: each must be noticed by a check that passes without it.
+"""Known mistakes, planted into rules, cache and engine one at a time: a check must fail with each of them.
 
-The checks are those of oracles.small_checks. A mutant that survives means that the suite has a
-hole.
+The checks are those of oracles.small_checks, and all of them pass without a mistake. `CHECKS` lists the mutants that
+each check must detect. A mutant that survives shows a gap in the test suite.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ chain_module: Any = import_module("specdec_kernels.ops.rejection_verify.referenc
 draw_module: Any = import_module("specdec_kernels.ops.draft_sample.reference")
 
 
-def plant_in_chains(patch: Patch, broken: Callable[..., Any]) -> None:
-    """A wrong rejection_verify, for distributions that are known and for those that are found on the way."""
+def plant_in_rejection(patch: Patch, broken: Callable[..., Any]) -> None:
+    """Plants a wrong rejection_verify, for computed and for pending target distributions."""
 
     def on_logits(
-        tokens: Any, offsets: Any, drawn: Any, dist_index: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
+        tokens: Any, offsets: Any, kinds: Any, dist_index: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
     ) -> Any:
         stats = distribution_stats(logits, *sampling, masses=True)
-        return (*broken(tokens, offsets, drawn, dist_index, (logits, *stats[:4]), *rest, **more), *stats)
+        return (*broken(tokens, offsets, kinds, dist_index, (logits, *stats[:4]), *rest, **more), *stats)
 
     patch.setattr(token_module, "rejection_verify", broken)
     patch.setattr(token_module, "rejection_verify_logits", on_logits)
 
 
-def plant_in_walks(
+def plant_in_replay(
     patch: Patch,
     sample: Callable[..., Any] = replay_sample,
     walk: Callable[..., Any] = exact_match_verify,
     deeper: int = 1,
 ) -> None:
-    """A wrong replay_sample or exact_match_verify for the rule replay, or a depth that does not grow as it should."""
+    """Plants a wrong replay_sample, exact_match_verify or node depth into rule replay."""
 
     def on_logits(
         tokens: Any, offsets: Any, child: Any, sibling: Any, score_only: Any, logits: Any, sampling: Any, seeds: Any,
@@ -77,12 +77,12 @@ def plant_in_walks(
 
 
 def resample_from_p(patch: Patch) -> None:
-    """After a rejection draw from p instead of the residual: a second walk without any draft."""
+    """The recovered token is sampled from p instead of the residual."""
 
     def broken(
-        tokens: Any, offsets: Any, drawn: Any, dist_index: Any, target_dist: Any, *rest: Any, **more: Any
+        tokens: Any, offsets: Any, kinds: Any, dist_index: Any, target_dist: Any, *rest: Any, **more: Any
     ) -> Any:
-        path, accepted, _ = rejection_verify(tokens, offsets, drawn, dist_index, target_dist, *rest, **more)
+        path, accepted, _ = rejection_verify(tokens, offsets, kinds, dist_index, target_dist, *rest, **more)
         last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
         rows = len(last)
         alone = tuple(part[last] for part in target_dist)
@@ -96,66 +96,66 @@ def resample_from_p(patch: Patch) -> None:
         )  # fmt: skip
         return path, accepted, again[2]
 
-    plant_in_chains(patch, broken)
+    plant_in_rejection(patch, broken)
 
 
-def dist_of_the_wrong_row(patch: Patch) -> None:
-    """The distribution that a drawn token is said to come from is its neighbour's."""
+def dist_of_the_wrong_node(patch: Patch) -> None:
+    """A sampled token is tested against the draft distribution of the next node."""
 
-    def broken(tokens: Any, offsets: Any, drawn: Any, dist_index: Any, *rest: Any, **more: Any) -> Any:
+    def broken(tokens: Any, offsets: Any, kinds: Any, dist_index: Any, *rest: Any, **more: Any) -> Any:
         count = rest[1][0].shape[0] if rest[1] is not None else 1
         shifted = torch.where(dist_index >= 0, (dist_index + 1) % count, dist_index)
-        return rejection_verify(tokens, offsets, drawn, shifted.to(torch.int32), *rest, **more)
+        return rejection_verify(tokens, offsets, kinds, shifted.to(torch.int32), *rest, **more)
 
-    plant_in_chains(patch, broken)
+    plant_in_rejection(patch, broken)
 
 
-def chosen_taken_for_drawn(patch: Patch) -> None:
-    """A chosen token gets the target's own distribution for a q: it is always accepted."""
+def deterministic_taken_for_sampled(patch: Patch) -> None:
+    """A deterministic token is tested with the target's distribution as q, so it is always accepted."""
 
     def broken(
-        tokens: Any, offsets: Any, drawn: Any, dist_index: Any, target_dist: Any, *rest: Any, **more: Any
+        tokens: Any, offsets: Any, kinds: Any, dist_index: Any, target_dist: Any, *rest: Any, **more: Any
     ) -> Any:
         rows = torch.arange(len(tokens), dtype=torch.int32) - 1
         return rejection_verify(
-            tokens, offsets, drawn + 1, rows.clamp(min=0), target_dist, target_dist, *rest[1:], **more
+            tokens, offsets, kinds + 1, rows.clamp(min=0), target_dist, target_dist, *rest[1:], **more
         )
 
-    plant_in_chains(patch, broken)
+    plant_in_rejection(patch, broken)
 
 
-def coins_may_equal_the_ratio(patch: Patch) -> None:
-    """u <= p / q instead of u < p / q."""
+def uniform_may_equal_the_threshold(patch: Patch) -> None:
+    """A token is accepted if u <= p / q instead of u < p / q."""
 
     def broken(*args: Any, uniforms: Any = None, **more: Any) -> Any:
         return rejection_verify(*args, uniforms=None if uniforms is None else uniforms - 1e-7, **more)
 
-    plant_in_chains(patch, broken)
+    plant_in_rejection(patch, broken)
 
 
-def the_same_coins_every_step(patch: Patch) -> None:
-    """Fresh draws are keyed by the request only, not by the position of the root."""
+def same_uniforms_in_every_step(patch: Patch) -> None:
+    """Uniforms are keyed by the request only, not by the position of the root."""
 
     def broken(*args: Any, **more: Any) -> Any:
         return rejection_verify(*args[:8], args[8] * 0 + 1, *args[9:], **more)
 
-    draw = draft_model_module.draft_sample
-    plant_in_chains(patch, broken)
+    sample = draft_model_module.draft_sample
+    plant_in_rejection(patch, broken)
     patch.setattr(
-        draft_model_module, "draft_sample", lambda *args, **more: draw(*args[:6], args[6] * 0 + 1, args[7], **more)
+        draft_model_module, "draft_sample", lambda *args, **more: sample(*args[:6], args[6] * 0 + 1, args[7], **more)
     )
 
 
-def one_stream_of_noise(patch: Patch) -> None:
-    """Drafts, coins and recovered tokens are made of the same words."""
+def one_stream_for_all_purposes(patch: Patch) -> None:
+    """Draft tokens, acceptance tests and recovered tokens use the same random words."""
     patch.setattr(draw_module, "DRAFT", ACCEPT)
     patch.setattr(chain_module, "RECOVER", ACCEPT)
     patch.setattr(draft_model_module, "draft_sample", draw_module.draft_sample)
-    plant_in_chains(patch, chain_module.rejection_verify)
+    plant_in_rejection(patch, chain_module.rejection_verify)
 
 
-def drop_unlikely_drawn_tokens(patch: Patch) -> None:
-    """A drawn token is dropped because it is unlikely, after it was drawn: an anticipating policy."""
+def drop_unlikely_sampled_tokens(patch: Patch) -> None:
+    """A draft token is dropped after it was sampled, because its probability is low."""
     pack = Draft.chains
 
     def broken(rows: Any, chains: Any, *, dist_rows: Any = None, dists: Any = None, device: Any = "cpu") -> Draft:
@@ -174,16 +174,17 @@ def drop_unlikely_drawn_tokens(patch: Patch) -> None:
 def advance_only(
     caches: Any, table: Any, lengths: Any, path: Any, offsets: Any, accepted: Any, rows: Any, all_: Any
 ) -> None:
+    """Advances the lengths without moving any key or value."""
     all_[rows.long()] = lengths + (path >= 0).sum(1, dtype=torch.int32)
 
 
-def no_path_in_the_commit(patch: Patch) -> None:
-    """Accepted nodes stay where they were staged."""
+def accepted_nodes_are_not_moved(patch: Patch) -> None:
+    """The commit does not move accepted nodes from their staging slots."""
     patch.setattr(paged_module, "kv_commit", advance_only)
 
 
-def commit_one_less(patch: Patch) -> None:
-    """The last accepted node is not moved."""
+def last_accepted_node_is_not_moved(patch: Patch) -> None:
+    """The commit does not move the last accepted node."""
 
     def broken(caches: Any, table: Any, lengths: Any, path: Any, offsets: Any, accepted: Any, *more: Any) -> None:
         kv_commit(caches, table, lengths, path, offsets, (accepted - 1).clamp(min=0))
@@ -192,8 +193,8 @@ def commit_one_less(patch: Patch) -> None:
     patch.setattr(paged_module, "kv_commit", broken)
 
 
-def stage_one_later(patch: Patch) -> None:
-    """Nodes are staged one slot behind their place."""
+def stage_one_slot_late(patch: Patch) -> None:
+    """Nodes are staged one slot after their own."""
 
     def broken(table: Any, lengths: Any, *rest: Any) -> Any:
         tables, committed, slots, positions = kv_slots(table, lengths, *rest)
@@ -202,8 +203,8 @@ def stage_one_later(patch: Patch) -> None:
     patch.setattr(paged_module, "kv_slots", broken)
 
 
-def root_fed_twice(patch: Patch) -> None:
-    """Prefill stores the root as well, and the step stages it again."""
+def root_is_cached_twice(patch: Patch) -> None:
+    """Prefill stores the root too, and the step stages it again."""
     prefill = Engine._prefill
 
     def broken(self: Engine, rows: list[int]) -> Any:
@@ -219,62 +220,65 @@ def root_fed_twice(patch: Patch) -> None:
 
 
 def shift_noise(by: int) -> Callable[[Patch], None]:
+    """Returns a mutant: the target samples with the noise of the position `by` tokens later."""
+
     def plant(patch: Patch) -> None:
         def broken(logits: Any, inv_t: Any, cut: Any, tie: Any, seeds: Any, positions: Any) -> Any:
             return replay_sample(logits, inv_t, cut, tie, seeds, positions + by)
 
-        plant_in_walks(patch, broken)
+        plant_in_replay(patch, broken)
 
     return plant
 
 
-def noise_of_the_root(patch: Patch) -> None:
-    """Every node draws with the noise of the root's position."""
-    plant_in_walks(patch, deeper=0)
+def noise_of_the_root_position(patch: Patch) -> None:
+    """Every node is sampled with the noise of the root's position."""
+    plant_in_replay(patch, deeper=0)
 
 
-def noise_of_the_wrong_row(patch: Patch) -> None:
-    """Seeds of the neighbouring row."""
+def noise_of_another_node_s_request(patch: Patch) -> None:
+    """Every node is sampled with the seed of the node before it."""
 
     def broken(logits: Any, inv_t: Any, cut: Any, tie: Any, seeds: Any, positions: Any) -> Any:
         return replay_sample(logits, inv_t, cut, tie, seeds.roll(1), positions)
 
-    plant_in_walks(patch, broken)
+    plant_in_replay(patch, broken)
 
 
-def noise_of_the_path(patch: Patch) -> None:
-    """Every node has noise of its own, also where its place in the text is that of another."""
+def noise_of_the_node(patch: Patch) -> None:
+    """Nodes at the same position are sampled with different noise."""
 
     def broken(logits: Any, inv_t: Any, cut: Any, tie: Any, seeds: Any, positions: Any) -> Any:
         return replay_sample(logits, inv_t, cut, tie, seeds + torch.arange(len(seeds)), positions)
 
-    plant_in_walks(patch, broken)
+    plant_in_replay(patch, broken)
 
 
 def draft_noise_off_by_one(patch: Patch) -> None:
-    """The draft couples to the noise of the next position: lossless, but nothing much is accepted."""
-    choose = SamplingTensors.sample_replay
-    patch.setattr(SamplingTensors, "sample_replay", lambda self, logits, positions: choose(self, logits, positions + 1))
+    """The draft is coupled to the noise of the next position: still lossless, but few tokens are accepted."""
+    sample = SamplingTensors.sample_replay
+    patch.setattr(SamplingTensors, "sample_replay", lambda self, logits, positions: sample(self, logits, positions + 1))
 
 
 def any_child_is_accepted(patch: Patch) -> None:
-    """The walk goes one child further, whatever its token."""
+    """The path continues to one more child, whatever its token is."""
 
     def broken(tokens: Any, offsets: Any, child: Any, sibling: Any, choice: Any, score_only: Any, **more: Any) -> Any:
         path, accepted, following = exact_match_verify(tokens, offsets, child, sibling, choice, score_only, **more)
         last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
         deeper = child[last].long()
-        room = (deeper >= 0) & (accepted < path.shape[1] - 1)
-        for row in room.nonzero().flatten().tolist():
+        can_extend = (deeper >= 0) & (accepted < path.shape[1] - 1)
+        for row in can_extend.nonzero().flatten().tolist():
             accepted[row] += 1
             path[row, accepted[row]] = deeper[row]
             following[row] = choice[deeper[row]]
         return path, accepted, following
 
-    plant_in_walks(patch, walk=broken)
+    plant_in_replay(patch, walk=broken)
 
 
-def forget_to_append_the_next_token(patch: Patch) -> None:
+def next_token_is_not_appended(patch: Patch) -> None:
+    """The next token of a step is not emitted after accepted tokens."""
     read = DecodeState.read_emitted_tokens
 
     def broken(draft: Any, acceptance: Any) -> Any:
@@ -283,8 +287,8 @@ def forget_to_append_the_next_token(patch: Patch) -> None:
     patch.setattr(DecodeState, "read_emitted_tokens", staticmethod(broken))
 
 
-def keep_refused_drafts(patch: Patch) -> None:
-    """The draft model's cache is not rolled back."""
+def keep_rejected_drafts(patch: Patch) -> None:
+    """The draft model's cache is not rolled back after a rejection."""
     patch.setattr(paged_module.PagedCache, "rollback", lambda self, rows, lengths: None)
 
 
@@ -293,32 +297,32 @@ CHECKS: list[tuple[Callable[[], None], list[Callable[[Patch], None]]]] = [
         dist_holds,
         [
             resample_from_p,
-            dist_of_the_wrong_row,
-            the_same_coins_every_step,
-            one_stream_of_noise,
-            drop_unlikely_drawn_tokens,
+            dist_of_the_wrong_node,
+            same_uniforms_in_every_step,
+            one_stream_for_all_purposes,
+            drop_unlikely_sampled_tokens,
         ],
     ),
-    (chosen_dist_holds, [chosen_taken_for_drawn]),
-    (forbidden_tokens_hold, [coins_may_equal_the_ratio]),
+    (chosen_dist_holds, [deterministic_taken_for_sampled]),
+    (forbidden_tokens_hold, [uniform_may_equal_the_threshold]),
     (
         trees_hold,
         [
-            no_path_in_the_commit,
-            commit_one_less,
-            stage_one_later,
-            root_fed_twice,
+            accepted_nodes_are_not_moved,
+            last_accepted_node_is_not_moved,
+            stage_one_slot_late,
+            root_is_cached_twice,
             shift_noise(1),
             shift_noise(-1),
-            noise_of_the_root,
-            noise_of_the_wrong_row,
-            noise_of_the_path,
+            noise_of_the_root_position,
+            noise_of_another_node_s_request,
+            noise_of_the_node,
             any_child_is_accepted,
-            forget_to_append_the_next_token,
+            next_token_is_not_appended,
         ],
     ),
-    (chains_hold, [stage_one_later, root_fed_twice, noise_of_the_root]),
-    (coupled_drafts_hold, [keep_refused_drafts, draft_noise_off_by_one, shift_noise(1)]),
+    (chains_hold, [stage_one_slot_late, root_is_cached_twice, noise_of_the_root_position]),
+    (coupled_drafts_hold, [keep_rejected_drafts, draft_noise_off_by_one, shift_noise(1)]),
 ]
 
 

@@ -1,8 +1,7 @@
 """Mistakes of public systems, planted into drafters, targets, rules and requests: a test of the suite must fail.
 
-`specdec_fast.lab.mutant_rules` has the same mistakes as distributions, by the names in `MUTANTS`. Which test sees a
-mistake, and with which arguments, stands beside it; the test is run here as it is there, without the mistake and with
-it.
+`MUTANTS` names each mistake and the test that detects it, with its arguments. The test runs once without the mistake
+and once with it. `specdec_fast.lab.mutant_rules` has the same mistakes as exact distributions, under the same names.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ chain_module: Any = import_module("specdec_kernels.ops.rejection_verify.referenc
 
 @cache
 def module_of(file: str) -> Any:
-    """A file of tests, imported apart from pytest's own import of it."""
+    """Imports a test file separately from pytest's own import."""
     spec = util.spec_from_file_location(f"suite_{Path(file).stem}", TESTS / file)
     assert spec is not None and spec.loader is not None
     module = util.module_from_spec(spec)
@@ -48,12 +47,12 @@ def module_of(file: str) -> Any:
 
 
 def arg_max_with_softmax_q(patch: Patch) -> None:
-    """The likeliest token is drafted, and said to be drawn."""
+    """The draft token is the arg-max of q, but is marked as sampled from q."""
     patch.setattr(draft_model_module, "draft_sample", lambda logits, *rest, **more: logits.argmax(1))
 
 
 def q_before_the_filters(patch: Patch) -> None:
-    """The distributions that travel along are those without top-k, top-p and min-p."""
+    """The draft carries the distributions before top-k, top-p and min-p."""
 
     def broken(parts: Sequence[TokenDistributions]) -> TokenDistributions:
         dists = concat_distributions(parts)
@@ -65,38 +64,38 @@ def q_before_the_filters(patch: Patch) -> None:
     patch.setattr(draft_model_module, "concat_distributions", broken)
 
 
-def padding_is_not_cut(patch: Patch) -> None:
-    """Rows of the embedding behind the vocabulary have logits like tokens."""
+def padding_is_not_removed(patch: Patch) -> None:
+    """The padding rows of the output layer count as tokens."""
     for name in ("_model_logits", "_run"):
         found = getattr(HuggingFaceTarget, name)
 
         def broken(self: Any, *arguments: Any, found: Callable[..., Any] = found) -> Any:
-            cut, self.vocab_size = self.vocab_size, self.num_embeddings
+            vocab_size, self.vocab_size = self.vocab_size, self.num_embeddings
             try:
                 return found(self, *arguments)
             finally:
-                self.vocab_size = cut
+                self.vocab_size = vocab_size
 
         patch.setattr(HuggingFaceTarget, name, broken)
 
 
-def coins_are_settled_by_rough_totals(patch: Patch) -> None:
-    """A total that is a little too large, as rough ones are, stands for the row's own next to thresholds too."""
+def approximate_totals_decide(patch: Patch) -> None:
+    """The approximate sum of a distribution decides even where only the exact sum can."""
     module: Any = module_of("kernels/test_rough_totals.py")
 
     def broken(
-        tokens: Any, offsets: Any, drawn: Any, dist_index: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
+        tokens: Any, offsets: Any, kinds: Any, dist_index: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
     ) -> Any:
         inv_t, lse, *ties = distribution_stats(logits, *sampling)
         return module.rejection_verify(
-            tokens, offsets, drawn, dist_index, (logits, inv_t, lse + 0.0069, *ties), *rest, **more
+            tokens, offsets, kinds, dist_index, (logits, inv_t, lse + 0.0069, *ties), *rest, **more
         )
 
     patch.setattr(module, "rejection_verify_logits", broken)
 
 
-def whole_passes_of_chains(patch: Patch) -> None:
-    """Passes by one operator take every tree for a chain."""
+def fused_forward_treats_trees_as_chains(patch: Patch) -> None:
+    """The fused forward attends as if every tree were a chain."""
     call = FusedForward.__call__
 
     def broken(self: Any, tokens: Any, positions: Any, wanted: Any, packed: Any) -> Any:
@@ -106,8 +105,8 @@ def whole_passes_of_chains(patch: Patch) -> None:
     patch.setattr(FusedForward, "__call__", broken)
 
 
-def dists_of_the_draw_before(patch: Patch) -> None:
-    """A chain in one call returns, for every token, the distribution that the one before it was drawn from."""
+def dists_of_previous_token(patch: Patch) -> None:
+    """The fused chain returns for every token the distribution of the token before it."""
     chain = FusedForward.chain
 
     def broken(self: Any, *arguments: Any) -> Any:
@@ -117,13 +116,13 @@ def dists_of_the_draw_before(patch: Patch) -> None:
     patch.setattr(FusedForward, "chain", broken)
 
 
-def texts_begin_anywhere(patch: Patch) -> None:
-    """What is decoded begins a fixed number of tokens back, inside a character or not."""
+def decoding_starts_inside_characters(patch: Patch) -> None:
+    """The decoded window starts a fixed number of tokens back, even inside a character."""
     patch.setattr(stopping_module, "_MAX_CHARACTER_TOKENS", 1)
 
 
-def chains_kept_one_short(patch: Patch) -> None:
-    """Chains that are committed by their lengths lose the last accepted token."""
+def commit_drops_the_last_token_of_chains(patch: Patch) -> None:
+    """The commit of a chain drops the last accepted token."""
     commit = PagedCache.commit
 
     def broken(self: Any, rows: Any, slots: Any, path: Any, accepted: Any, chains: Any = None) -> None:
@@ -133,20 +132,20 @@ def chains_kept_one_short(patch: Patch) -> None:
 
 
 def mask_of_a_sibling(patch: Patch) -> None:
-    """A node attends to its elder sibling in its own place."""
+    """A node attends to its previous sibling instead of itself."""
     score = HuggingFaceTarget.score
 
     def broken(self: Any, draft: Any, plan: Any, aux_hidden_states: Sequence[str] = ()) -> Any:
         ancestors = plan.ancestors.clone()
-        elder = (plan.next_sibling >= 0).nonzero().flatten()
-        ancestors[plan.next_sibling[elder].long()] = plan.ancestors[elder]
+        first = (plan.next_sibling >= 0).nonzero().flatten()
+        ancestors[plan.next_sibling[first].long()] = plan.ancestors[first]
         return score(self, draft, replace(plan, ancestors=ancestors), aux_hidden_states)
 
     patch.setattr(HuggingFaceTarget, "score", broken)
 
 
 def ids_off_by_one(patch: Patch) -> None:
-    """Column v of a reduced draft distribution is taken for the id behind its own."""
+    """Every column of a reduced draft vocabulary is mapped to the next token id."""
     arguments = tree_module.tree_arguments
 
     def broken(draft: Any, plan: Any, target_dists: TokenDistributions) -> tuple[Any, ...]:
@@ -157,27 +156,28 @@ def ids_off_by_one(patch: Patch) -> None:
 
 
 def _with_a_child(paths: Any, request_of: torch.Tensor) -> torch.Tensor:
+    """Nodes that have children."""
     return (paths.parents + paths.offsets[request_of])[paths.parents >= 0].long()
 
 
-def edits_of_the_last_nodes_only(patch: Patch) -> None:
-    """Logits are edited where a draft ends, and nowhere before."""
+def processors_of_leaves_only(patch: Patch) -> None:
+    """Logits processors change only the logits of leaves."""
     apply = LogitsProcessors.apply
 
     def broken(self: LogitsProcessors, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> torch.Tensor:
-        edited, inner = apply(self, logits.clone(), paths, request_of), _with_a_child(paths, request_of)
-        edited[inner] = logits[inner].to(edited.dtype)
-        return edited
+        processed, inner = apply(self, logits.clone(), paths, request_of), _with_a_child(paths, request_of)
+        processed[inner] = logits[inner].to(processed.dtype)
+        return processed
 
     patch.setattr(LogitsProcessors, "apply", broken)
 
 
-def overlays_of_the_last_nodes_only(patch: Patch) -> None:
-    """The same where edits lie over the logits."""
-    over = LogitsProcessors.make_overlay
+def overlays_of_leaves_only(patch: Patch) -> None:
+    """The overlay of the logits processors is empty except for leaves."""
+    make_overlay = LogitsProcessors.make_overlay
 
     def broken(self: LogitsProcessors, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
-        overlay = over(self, logits, paths, request_of)
+        overlay = make_overlay(self, logits, paths, request_of)
         overlay.words[_with_a_child(paths, request_of)] = 0
         return overlay
 
@@ -185,25 +185,25 @@ def overlays_of_the_last_nodes_only(patch: Patch) -> None:
 
 
 def overlays_of_the_node_before(patch: Patch) -> None:
-    """Logits of a node are read with the edits of its neighbour."""
-    over = LogitsProcessors.make_overlay
+    """The overlay of a node is that of the node before it."""
+    make_overlay = LogitsProcessors.make_overlay
 
     def broken(self: LogitsProcessors, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
-        overlay = over(self, logits, paths, request_of)
+        overlay = make_overlay(self, logits, paths, request_of)
         return replace(overlay, words=overlay.words.roll(1, 0))
 
     patch.setattr(LogitsProcessors, "make_overlay", broken)
 
 
-def ends_are_looked_for_in_the_last_token(patch: Patch) -> None:
-    """An end of sequence among accepted tokens does not end a text."""
-    take = Handle.append_step
+def only_the_last_token_can_end_a_text(patch: Patch) -> None:
+    """An end-of-sequence token ends a text only if it is the last token of a step."""
+    append_step = Handle.append_step
 
     def broken(self: Any, emitted: Sequence[int], *counts: int) -> list[int]:
         ends = self.checker._eos
         self.checker._eos = ends & set(emitted[-1:])
         try:
-            return take(self, emitted, *counts)
+            return append_step(self, emitted, *counts)
         finally:
             self.checker._eos = ends
 
@@ -211,26 +211,26 @@ def ends_are_looked_for_in_the_last_token(patch: Patch) -> None:
 
 
 def an_empty_residual_stays_empty(patch: Patch) -> None:
-    """Where p - q leaves nothing but rounding, p does not take its place."""
+    """If (p - q)+ is empty up to rounding, p does not replace it."""
     residual = chain_module.residual_weights
     patch.setattr(chain_module, "residual_weights", lambda *given, fall_back=True: residual(*given, fall_back=False))
 
 
 def an_empty_residual_stays_empty_in_trees(patch: Patch) -> None:
-    """The same for siblings."""
+    """If the residual of siblings is empty up to rounding, p does not replace it."""
     patch.setattr(proposals_module, "residual_epsilon", lambda target, draft: -1.0)
 
 
-def the_last_rejection_to_be_ready_counts(patch: Patch) -> None:
-    """Of threads that share a chain the one that is ready last says where the path ends."""
+def the_last_thread_decides(patch: Patch) -> None:
+    """If several threads find a rejection in a chain, the last thread to finish decides, not the first rejection."""
     suite = module_of("kernels/test_parallel.py")
     start = suite.HEADER.index("int64_t best = found;")
     end = suite.HEADER.index("}", start) + 1
     patch.setattr(suite, "HEADER", suite.HEADER[:start] + "found = i;" + suite.HEADER[end:])
 
 
-def sums_depend_on_company(patch: Patch) -> None:
-    """Several rows at a time are summed in two parts, each of which is rounded."""
+def sums_depend_on_the_batch(patch: Patch) -> None:
+    """Products of several rows are summed in two rounded parts, those of one row in a single part."""
     forward = BatchInvariantLinear.forward
 
     def broken(self: BatchInvariantLinear, input: torch.Tensor) -> torch.Tensor:
@@ -254,7 +254,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         "drafters/test_draft_model.py", "test_drawn_tokens_carry_the_distributions_they_were_drawn_from", (),
     ),
     (
-        "padded vocabulary", padding_is_not_cut,
+        "padded vocabulary", padding_is_not_removed,
         "targets/test_huggingface.py", "test_a_padded_vocabulary_is_cut", (),
     ),
     (
@@ -263,23 +263,23 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         ("llama", False, 16),
     ),
     (
-        "a tree as a chain in a whole pass", whole_passes_of_chains,
+        "tree as a chain in a fused forward", fused_forward_treats_trees_as_chains,
         "targets/test_huggingface.py", "test_trees_on_ragged_rows_have_the_logits_of_their_own_paths",
         ("llama", None, 16),
     ),
     *(
-        ("distribution of the wrong parent", dists_of_the_draw_before, "drafters/test_whole_chains.py", test, arguments)
+        ("distribution of the wrong parent", dists_of_previous_token, "drafters/test_whole_chains.py", test, arguments)
         for test, arguments in (
             ("test_texts_have_the_distribution_of_the_target", ("rejection", 1.0)),
             ("test_drafts_are_those_of_passes_one_after_the_other", ("sampled", "none")),
         )
     ),
     (
-        "text cut inside a character", texts_begin_anywhere,
+        "text cut inside a character", decoding_starts_inside_characters,
         "engine/test_stop_conditions.py", "test_runs_of_bytes_are_not_cut_inside_a_character", (0,),
     ),
     (
-        "stale keys and values", chains_kept_one_short,
+        "stale keys and values", commit_drops_the_last_token_of_chains,
         "engine/test_kv.py", "test_the_target_s_cache_after_every_step", ("llama", 16),
     ),
     (
@@ -288,7 +288,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         ("recursive_rejection", "ordered", "reference"),
     ),
     (
-        "processors on the bonus token only", edits_of_the_last_nodes_only,
+        "processors on the bonus token only", processors_of_leaves_only,
         "sampling/test_target_distributions.py",
         "test_ends_are_forbidden_before_the_minimum_at_each_node_s_own_depth", (3,),
     ),
@@ -296,16 +296,16 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         (
             name, plant,
             "engine/test_folded_logits_processors.py",
-            "test_edits_that_lie_over_logits_give_the_texts_of_those_in_place", (rule,),
+            "test_overlays_give_the_texts_of_processing_in_place", (rule,),
         )
         for name, plant in (
-            ("processors on the bonus token only", overlays_of_the_last_nodes_only),
+            ("processors on the bonus token only", overlays_of_leaves_only),
             ("distribution of the wrong parent", overlays_of_the_node_before),
         )
         for rule in ("replay", "recursive_rejection", "rejection")
     ),
     (
-        "end of sequence inside a block", ends_are_looked_for_in_the_last_token,
+        "end of sequence inside a block", only_the_last_token_can_end_a_text,
         "engine/test_engine.py", "test_any_of_several_ends_and_further_stop_ids", (),
     ),
     (
@@ -318,17 +318,17 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         "rules/test_recursive_rejection.py", "test_equal_distributions_leave_nothing_to_draw_from", ("reference",),
     ),
     (
-        "rough total", coins_are_settled_by_rough_totals,
+        "approximate total", approximate_totals_decide,
         "kernels/test_rough_totals.py", "test_rough_totals_decide_as_the_distributions_do", ("sampled", 67, 6000,
             torch.float32),
     ),
     (
-        "later rejection", the_last_rejection_to_be_ready_counts,
+        "later rejection", the_last_thread_decides,
         "kernels/test_parallel.py", "test_the_first_in_order_is_found_whoever_is_ready_first", (),
     ),
     (
-        "bits by company", sums_depend_on_company,
-        "engine/test_replay.py", "test_half_precision_texts_are_the_same_alone_and_in_company", (),
+        "bits depend on the batch", sums_depend_on_the_batch,
+        "engine/test_replay.py", "test_half_precision_texts_are_the_same_alone_and_in_a_batch", (),
     ),
 ]  # fmt: skip
 
@@ -342,7 +342,7 @@ def test_the_test_fails(
     plant: Callable[[Patch], None], file: str, test: str, arguments: tuple[Any, ...], monkeypatch: Patch
 ) -> None:
     run = getattr(module_of(file), test)
-    for mark in getattr(run, "pytestmark", ()):  # left out here where it is left out there
+    for mark in getattr(run, "pytestmark", ()):  # skip where the test itself is skipped
         condition = mark.args[0] if mark.name == "skipif" else False
         if eval(condition, run.__globals__) if isinstance(condition, str) else condition:
             pytest.skip(mark.kwargs["reason"])
@@ -354,9 +354,9 @@ def test_the_test_fails(
         run(*arguments)
 
 
-def test_the_names_are_those_of_the_lab() -> None:
-    # they show in roundings, threads, bits and coins near a threshold alone, or where the lab does not go
-    no_dists = {"zero residual", "later rejection", "bits by company", "rough total"}
-    no_dists |= {"a tree as a chain in a whole pass", "text cut inside a character"}
+def test_names_are_those_of_the_lab() -> None:
+    # these mistakes change no exact distribution, or concern parts that the lab does not use
+    no_dists = {"zero residual", "later rejection", "bits depend on the batch", "approximate total"}
+    no_dists |= {"tree as a chain in a fused forward", "text cut inside a character"}
     ours = {name for name, *_ in MUTANTS} - no_dists
     assert ours <= {mutant.name for mutant in mutant_rules.MUTANTS}

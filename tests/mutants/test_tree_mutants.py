@@ -1,5 +1,6 @@
-"""Known ways to get trees wrong, planted in the references one at a time: the exact distribution must notice each
-of them.
+"""Known mistakes in tree verification, planted into the reference operators one at a time.
+
+The exact distributions of oracles.tree_cases must detect each of them. `MUTANTS` lists the rule of each mutant.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from specdec_kernels.ops._proposals.checks import DETERMINISTIC, SAMPLED_WITHOUT
 from specdec_kernels.ops._proposals.reference import DenseTrees, total_mass
 
 Patch = pytest.MonkeyPatch
-ordered_module: Any = import_module(
+rejection_module: Any = import_module(
     "specdec_kernels.ops.recursive_rejection_verify.reference"
 )  # the attribute is the operator
 traversal_module: Any = import_module("specdec_kernels.ops.traversal_verify.reference")
-dist_of = DenseTrees.proposal
-rounds, visit = ordered_module._reject_children, traversal_module._visit_node
+proposal = DenseTrees.proposal
+reject_children, visit = rejection_module._reject_children, traversal_module._visit_node
 
 
-def _whole_dist(patch: Patch, mark: int) -> None:
-    """The distribution that the token was drawn from, as if nothing were excluded."""
+def _ignore_exclusions(patch: Patch, kind: int) -> None:
+    """Tests nodes of one kind against the whole draft distribution, as if no token were excluded."""
 
     def broken(tree: DenseTrees, parent: int, place: int) -> Tensor | None:
         node = tree.children[parent][place]
         kept = tree.kinds[node]
-        if kept == mark:
+        if kept == kind:
             tree.kinds[node] = 1
         try:
-            return dist_of(tree, parent, place)
+            return proposal(tree, parent, place)
         finally:
             tree.kinds[node] = kept
 
@@ -44,30 +45,30 @@ def _whole_dist(patch: Patch, mark: int) -> None:
 
 
 def unconditioned_siblings(patch: Patch) -> None:
-    """Siblings drawn without replacement are tested against the whole draft distribution."""
-    _whole_dist(patch, SAMPLED_WITHOUT_EARLIER)
+    """Siblings sampled without replacement are tested against the whole draft distribution."""
+    _ignore_exclusions(patch, SAMPLED_WITHOUT_EARLIER)
 
 
 def unconditioned_hybrid(patch: Patch) -> None:
-    """The drawn child of a hybrid node is tested against the whole draft distribution."""
-    _whole_dist(patch, SAMPLED_WITHOUT_DETERMINISTIC)
+    """The sampled child of a hybrid node is tested against the whole draft distribution."""
+    _ignore_exclusions(patch, SAMPLED_WITHOUT_DETERMINISTIC)
 
 
-def chosen_taken_for_drawn(patch: Patch) -> None:
-    """A chosen token is tested against the draft distribution of its node's first drawn sibling, or the target's."""
+def deterministic_taken_for_sampled(patch: Patch) -> None:
+    """A deterministic token is tested with the target's distribution as q, so it is always accepted."""
 
     def broken(tree: DenseTrees, parent: int, place: int) -> Tensor | None:
         node = tree.children[parent][place]
-        return tree.target(parent) if tree.kinds[node] == DETERMINISTIC else dist_of(tree, parent, place)
+        return tree.target(parent) if tree.kinds[node] == DETERMINISTIC else proposal(tree, parent, place)
 
     patch.setattr(DenseTrees, "proposal", broken)
 
 
-def siblings_see_the_first_dist(patch: Patch) -> None:
-    """Every child is tested against the target's own distribution: what the earlier ones took is forgotten."""
+def residual_is_not_updated(patch: Patch) -> None:
+    """Every child is tested against the target's distribution instead of the residual of its earlier siblings."""
 
     def broken(tree: DenseTrees, node: int) -> tuple[list[float], Tensor]:
-        thresholds, rest = rounds(tree, node)
+        thresholds, rest = reject_children(tree, node)
         p = tree.target(node)
         for place, child in enumerate(tree.children[node]):
             dist = tree.proposal(node, place)
@@ -75,19 +76,21 @@ def siblings_see_the_first_dist(patch: Patch) -> None:
                 thresholds[place] = min(1.0, float(p[tree.tokens[child]]) / float(dist[tree.tokens[child]]))
         return thresholds, rest
 
-    patch.setattr(ordered_module, "_reject_children", broken)
+    patch.setattr(rejection_module, "_reject_children", broken)
 
 
 def resample_from_p(patch: Patch) -> None:
-    """When all children are refused the next token comes from the target's distribution."""
-    patch.setattr(ordered_module, "_reject_children", lambda tree, node: (rounds(tree, node)[0], tree.target(node)))
+    """After all children are rejected, the next token is sampled from p instead of the residual."""
+    patch.setattr(
+        rejection_module, "_reject_children", lambda tree, node: (reject_children(tree, node)[0], tree.target(node))
+    )
     patch.setattr(
         traversal_module, "_visit_node", lambda tree, node, reach: (*visit(tree, node, reach)[:2], tree.target(node))
     )
 
 
 def reach_is_not_updated(patch: Patch) -> None:
-    """A node is as likely after its subtree failed as before."""
+    """A node's reach probability is not updated after its subtree is rejected."""
 
     def broken(tree: DenseTrees, node: int, reach: float) -> tuple[list[float], float, Tensor]:
         of_children, _, rest = visit(tree, node, reach)
@@ -96,8 +99,8 @@ def reach_is_not_updated(patch: Patch) -> None:
     patch.setattr(traversal_module, "_visit_node", broken)
 
 
-def reach_is_forgotten_in_the_residual(patch: Patch) -> None:
-    """The positive part of P - Q in place of w P - Q."""
+def residual_without_reach(patch: Patch) -> None:
+    """The residual is (p - q)+ instead of (w p - q)+, for the reach w."""
 
     def broken(tree: DenseTrees, node: int, reach: float) -> tuple[list[float], float, Tensor]:
         of_children, after, _ = visit(tree, node, reach)
@@ -106,8 +109,8 @@ def reach_is_forgotten_in_the_residual(patch: Patch) -> None:
     patch.setattr(traversal_module, "_visit_node", broken)
 
 
-def reach_is_the_ratio_alone(patch: Patch) -> None:
-    """A child's reach without its parent's."""
+def reach_without_the_parent(patch: Patch) -> None:
+    """The reach of a child is p / q alone, without the factor of its parent."""
 
     def broken(tree: DenseTrees, node: int, reach: float) -> tuple[list[float], float, Tensor]:
         return visit(tree, node, 1.0)[0], *visit(tree, node, reach)[1:]
@@ -115,18 +118,18 @@ def reach_is_the_ratio_alone(patch: Patch) -> None:
     patch.setattr(traversal_module, "_visit_node", broken)
 
 
-def coins_from_the_root(patch: Patch) -> None:
-    """Thresholds of the walk from the root, looked at from the leaves."""
+def thresholds_of_the_walk_from_the_root(patch: Patch) -> None:
+    """Traversal compares the uniforms with the thresholds of recursive rejection."""
 
     def broken(tree: DenseTrees, node: int, reach: float) -> tuple[list[float], float, Tensor]:
-        thresholds, rest = rounds(tree, node)
+        thresholds, rest = reject_children(tree, node)
         return thresholds, reach, rest
 
     patch.setattr(traversal_module, "_visit_node", broken)
 
 
-def normalised_before_the_difference(patch: Patch) -> None:
-    """What earlier siblings left is not normalised before the next one is subtracted."""
+def residual_is_not_normalised(patch: Patch) -> None:
+    """The residual is not normalised before the next sibling's distribution is subtracted."""
 
     def broken(tree: DenseTrees, node: int) -> tuple[list[float], Tensor]:
         rest, thresholds = tree.target(node), []
@@ -141,11 +144,11 @@ def normalised_before_the_difference(patch: Patch) -> None:
             rest = left if total_mass(left) > 1e-12 else rest
         return thresholds, rest
 
-    patch.setattr(ordered_module, "_reject_children", broken)
+    patch.setattr(rejection_module, "_reject_children", broken)
 
 
-def every_path_draws_for_itself(patch: Patch) -> None:
-    """Each path draws a token of its own at a node that they share, and the first that draws what it drafted wins."""
+def every_path_samples_for_itself(patch: Patch) -> None:
+    """Paths sample separate tokens at a node that they share, and the first matching path wins."""
 
     def broken(tree: DenseTrees, node: int) -> tuple[list[float], Tensor]:
         p, children = tree.target(node), tree.children[node]
@@ -153,23 +156,23 @@ def every_path_draws_for_itself(patch: Patch) -> None:
         rest[[tree.tokens[child] for child in children[:1]]] = 0.0
         return [float(p[tree.tokens[child]]) for child in children], rest if total_mass(rest) > 0 else p
 
-    patch.setattr(ordered_module, "_reject_children", broken)
+    patch.setattr(rejection_module, "_reject_children", broken)
 
 
 def duplicates_are_tested_again(patch: Patch) -> None:
-    """A token that is listed twice has the same chance both times."""
+    """A token that occurs twice among siblings is accepted with the same probability both times."""
 
     def broken(tree: DenseTrees, node: int) -> tuple[list[float], Tensor]:
-        thresholds, rest = rounds(tree, node)
+        thresholds, rest = reject_children(tree, node)
         first: dict[int, float] = {}
         tokens = [tree.tokens[child] for child in tree.children[node]]
         return [first.setdefault(token, limit) for token, limit in zip(tokens, thresholds, strict=True)], rest
 
-    patch.setattr(ordered_module, "_reject_children", broken)
+    patch.setattr(rejection_module, "_reject_children", broken)
 
 
 def dist_of_a_sibling(patch: Patch) -> None:
-    """The target's distribution after a node is the one after its first sibling."""
+    """The target's distribution after a node is that after its first sibling."""
     target = DenseTrees.target
 
     def broken(tree: DenseTrees, node: int) -> Tensor:
@@ -182,36 +185,38 @@ def dist_of_a_sibling(patch: Patch) -> None:
 MUTANTS: list[tuple[str, Callable[[Patch], None]]] = [
     ("recursive_rejection", unconditioned_siblings),
     ("recursive_rejection", unconditioned_hybrid),
-    ("recursive_rejection", chosen_taken_for_drawn),
-    ("recursive_rejection", siblings_see_the_first_dist),
+    ("recursive_rejection", deterministic_taken_for_sampled),
+    ("recursive_rejection", residual_is_not_updated),
     ("recursive_rejection", resample_from_p),
-    ("recursive_rejection", normalised_before_the_difference),
-    ("recursive_rejection", every_path_draws_for_itself),
+    ("recursive_rejection", residual_is_not_normalised),
+    ("recursive_rejection", every_path_samples_for_itself),
     ("recursive_rejection", duplicates_are_tested_again),
     ("recursive_rejection", dist_of_a_sibling),
     ("traversal", unconditioned_siblings),
     ("traversal", unconditioned_hybrid),
-    ("traversal", chosen_taken_for_drawn),
+    ("traversal", deterministic_taken_for_sampled),
     ("traversal", dist_of_a_sibling),
     ("traversal", resample_from_p),
     ("traversal", reach_is_not_updated),
-    ("traversal", reach_is_forgotten_in_the_residual),
-    ("traversal", reach_is_the_ratio_alone),
-    ("traversal", coins_from_the_root),
+    ("traversal", residual_without_reach),
+    ("traversal", reach_without_the_parent),
+    ("traversal", thresholds_of_the_walk_from_the_root),
 ]
 
 
 @pytest.mark.parametrize(("rule", "mutant"), MUTANTS, ids=lambda value: getattr(value, "__name__", value))
-def test_the_exact_distribution_notices(rule: str, mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+def test_the_exact_distribution_detects_the_mutant(
+    rule: str, mutant: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
     found, order = get_rule(rule), "ordered" if rule == "recursive_rejection" else "post"
-    noticed = 0
+    detected = 0
     mutant(monkeypatch)
     with use_backend("reference"), torch.inference_mode():
         for case in CASES[:: len(CASES) // 90]:
             try:
                 check_dist(case, found, order)  # type: ignore[arg-type]
             except AssertionError:
-                noticed += 1
-            if noticed == 2:
+                detected += 1
+            if detected == 2:
                 return
-    raise AssertionError(f"noticed by {noticed} small trees; expected at least 2")
+    raise AssertionError(f"detected on {detected} small trees; expected at least 2")
