@@ -1,4 +1,4 @@
-"""PagedCache: layout of staged nodes, commits, rollbacks, reservations and forks, one thing at a time."""
+"""PagedCache: layout of staged nodes, commits, rollbacks, reservations and forks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE_SIZES = (1, 4, 16, 256)
 
 
 def ledger(lengths: dict[int, int], **shape: int) -> Ledger:
-    """A ledger with rows that hold some tokens already."""
+    """Returns a ledger whose rows hold some tokens."""
     made = Ledger(cache(**shape))
     for row, length in lengths.items():
         made.rows[row] = []
@@ -29,7 +29,7 @@ def ledger(lengths: dict[int, int], **shape: int) -> Ledger:
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("chain", [False, True])
 def test_a_batch_of_every_shape(page_size: int, chain: bool) -> None:
-    """Rows of unlike lengths, one without nodes, tail nodes behind them."""
+    """Rows of different lengths, one without nodes, followed by tail nodes."""
     made = ledger({0: 5, 2: 0, 3: 9, 4: 16}, page_size=page_size, num_pages=70)
     for row, length in ((0, 12), (2, 4), (3, 10), (4, 20)):
         assert made.cache.reserve(row, length)
@@ -58,7 +58,7 @@ def test_an_empty_batch_and_a_batch_of_tail_nodes() -> None:
     assert made.cache.lengths.tolist() == [0, 3, 0, 0, 0]
 
 
-def test_what_was_not_accepted_is_forgotten() -> None:
+def test_rejected_nodes_are_dropped() -> None:
     made = ledger({0: 3})
     assert made.cache.reserve(0, 12)
     made.step({0: [-1, 0, 0, 2]}, {0: [0]})
@@ -68,7 +68,7 @@ def test_what_was_not_accepted_is_forgotten() -> None:
     assert len(made.rows[0]) == 7
 
 
-def test_known_tokens_are_committed_where_they_lie() -> None:
+def test_known_tokens_are_committed_in_place() -> None:
     made = ledger({0: 3, 2: 6})
     assert made.cache.reserve(0, 8) and made.cache.reserve(2, 8)
     rows, bounds = torch.tensor([2, 0], dtype=torch.int32), torch.tensor([0, 1, 5], dtype=torch.int32)
@@ -81,8 +81,8 @@ def test_known_tokens_are_committed_where_they_lie() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_chains_are_kept_by_their_lengths_alone(seed: int) -> None:
-    """What `kv_commit` does to chains, where the host may read: rows without nodes and paths of any length."""
+def test_chains_are_committed_by_their_lengths_alone(seed: int) -> None:
+    """The lengths equal those of `kv_commit`, for rows without nodes and paths of any length."""
     source = random.Random(seed)
     counts = [source.choice([0, 1, 4]) for _ in range(3)]
     accepted = [source.randrange(max(count, 1)) for count in counts]
@@ -118,7 +118,7 @@ def test_rollback_truncates_to_absolute_lengths(host: bool) -> None:
     made.check()
 
 
-def test_a_copy_has_lengths_of_its_own() -> None:
+def test_a_copy_has_its_own_lengths() -> None:
     made = ledger({0: 9}).cache
     copied = copy.deepcopy(made)
     copied.rollback([0], [4])
@@ -160,7 +160,7 @@ def test_a_fork_shares_whole_pages_and_copies_the_last(length: int) -> None:
     made.rows[3] = made.rows[0][:length]
     made.check()
     assert made.cache.pages.num_used == before + (1 if length % 4 else 0)
-    for row in (3, 0):  # both go on, neither sees the other
+    for row in (3, 0):  # both continue, and neither sees the other's tokens
         assert made.cache.reserve(row, len(made.rows[row]) + 5)
         made.step({row: [-1, 0, 0, 1, 3]}, {row: [0, 1, 3]})
         made.check()
@@ -181,7 +181,7 @@ def test_a_fork_needs_an_empty_row_and_room() -> None:
     made.check()
 
 
-def test_a_fork_that_is_broken_off_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_fork_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = ledger({0: 10})
     before = made.cache.pages.num_used
 
@@ -215,7 +215,7 @@ def test_many_steps_of_random_trees(seed: int, page_size: int) -> None:
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor that says it is on another device."""
+    """A tensor that reports another device."""
 
     is_cpu = False
 

@@ -1,4 +1,4 @@
-"""PageAllocator: nothing is handed out twice, nothing is lost."""
+"""PageAllocator: no page is allocated twice, and none is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from specdec_fast.cache import PageAllocator
 
 
-def test_page_zero_is_never_handed_out() -> None:
+def test_page_zero_is_never_allocated() -> None:
     pages = PageAllocator(8)
     allocated = pages.allocate(7)
     assert allocated is not None and sorted(allocated) == list(range(1, 8))

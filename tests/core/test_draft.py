@@ -1,4 +1,4 @@
-"""Draft and Distributions: constructors, checks, weights."""
+"""Draft and TokenDistributions: constructors, checks, probabilities."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_chains_are_packed_row_after_row() -> None:
     draft.check(vocab_size=10)
 
 
-def test_drawn_chains_name_their_distributions() -> None:
+def test_sampled_chains_name_their_distributions() -> None:
     draft = Draft.chains([0, 1, 2], [[3, 1], [3], [3, 4, 5]], dist_rows=[[2], [], [0, 1]], dists=dists(3))
     assert draft.dist_index.tolist() == [-1, 2, -1, -1, 0, 1]
     assert draft.proposal_kinds.tolist() == [0, 1, 0, 0, 1, 1]
@@ -140,7 +140,7 @@ def test_check_names_what_is_wrong(changes: dict[str, object], message: str) -> 
     replace(GOOD, plan=WIDE).check(vocab_size=6)
 
 
-def test_a_draft_is_for_the_rows_that_were_asked_for_and_begins_with_their_newest_tokens() -> None:
+def test_a_draft_has_the_requested_rows_and_begins_with_their_newest_tokens() -> None:
     GOOD.check(6, {0: 1, 1: 4})
     for roots, message in (({0: 1, 2: 4}, r"got rows \[0, 1\]"), ({0: 1, 1: 5}, r"begin with \[1, 5\]")):
         with pytest.raises(ValueError, match=message):
@@ -156,7 +156,7 @@ def test_a_distribution_row_that_does_not_exist_is_refused() -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2, "temperature": 1.7}]
 )
-def test_weights_are_the_probabilities(changes: dict[str, float]) -> None:
+def test_probs_are_the_probabilities(changes: dict[str, float]) -> None:
     made = dists(5, **changes)
     settings = {"temperature": 0.8} | changes
     settings["temperature"] = float(torch.tensor(settings["temperature"], dtype=torch.float32))
@@ -174,7 +174,7 @@ def test_distributions_are_selected_and_joined_by_rows() -> None:
 
 
 def test_a_plan_is_made_for_the_largest_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without that bound a GPU makes ancestor words for all nodes of the batch."""
+    """Without this bound, a GPU allocates ancestor words for all nodes of the batch."""
     bounds: list[int | None] = []
 
     def planned(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> TreePlan:

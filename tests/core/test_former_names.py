@@ -1,4 +1,4 @@
-"""Former names and names of other engines: each leads to the name that it has here."""
+"""Former names, and names of other engines: errors suggest the name in this package."""
 
 from __future__ import annotations
 

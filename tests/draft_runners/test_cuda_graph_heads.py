@@ -334,7 +334,7 @@ def of_model(kind: str, target: Any, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", [*models.HEADS, "eagle", "eagle dynamic", "eagle3", "eagle3 dynamic", "mtp"])
-def test_a_step_can_be_captured_and_meets_the_same_tensors_every_time(
+def test_a_step_can_be_captured_and_uses_the_same_tensors_every_time(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And over transformers models too a head drafts what it drafts in other steps."""
@@ -366,7 +366,7 @@ def test_trained_heads_are_as_good_as_in_other_steps(name: str) -> None:
     assert told[0] == told[1] and engine.stats.tau > 1.3
 
 
-def test_what_cannot_be_captured_says_why() -> None:
+def test_engines_that_cannot_be_captured_say_why() -> None:
     small = AutomatonHead(automaton(max_rows=2))
     for made, reason in (
         (get_drafter("eagle")(automaton(), small), "the head has room for 2 rows, the target for 8"),

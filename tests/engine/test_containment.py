@@ -1,4 +1,4 @@
-"""A drafter or budget that goes wrong once changes nobody's text, and those it does not concern notice nothing."""
+"""A drafter or budget that fails once changes no text, and has no effect on other requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def automaton(sharp: float = 1.0) -> AutomatonTarget:
 
 
 def failing(method: Any, at: int) -> Any:
-    """The method, which raises at its call number `at`."""
+    """Returns the method, which raises at its call number `at`."""
     calls = 0
 
     def wrapped(*arguments: Any, **more: Any) -> Any:
@@ -41,7 +41,7 @@ def failing(method: Any, at: int) -> Any:
 
 
 @pytest.mark.parametrize("verb", ["propose", "observe"])
-def test_the_target_s_own_cache_survives_a_drafter_that_works_in_it(verb: str, faults: list[str]) -> None:
+def test_the_target_s_cache_survives_a_drafter_that_uses_it(verb: str, faults: list[str]) -> None:
     want = [handle.tokens for handle in Engine(tiny()).generate(PROMPTS, GREEDY)]
     target = tiny()
     drafter = get_drafter("layer_skip")(target, num_draft_tokens=3)
@@ -51,7 +51,7 @@ def test_the_target_s_own_cache_survives_a_drafter_that_works_in_it(verb: str, f
     assert target.cache.pages.num_used == 0
 
 
-def test_one_source_of_a_forest_fails_beside_another_that_works_in_the_target(faults: list[str]) -> None:
+def test_one_source_of_a_forest_fails_beside_another_that_uses_the_target(faults: list[str]) -> None:
     want = [handle.tokens for handle in Engine(tiny()).generate(PROMPTS, GREEDY)]
     target, ngram = tiny(), get_drafter("ngram")(n_min=1)
     ngram.observe = failing(ngram.observe, 3)
@@ -72,7 +72,7 @@ class Short(Fixed):
 
 
 @pytest.mark.parametrize("budget", [Generous(), Short()], ids=lambda budget: type(budget).__name__)
-def test_a_budget_cannot_spend_what_is_not_there(budget: Fixed, faults: list[str]) -> None:
+def test_a_budget_cannot_exceed_the_limits(budget: Fixed, faults: list[str]) -> None:
     prompts, params = [[1, 2, 1, 2, 1, 2], [3, 4, 3, 4, 3]], SamplingParams(seed=1, max_new_tokens=60)
     want = [handle.tokens for handle in Engine(automaton()).generate(prompts, params)]
     engine = Engine(automaton(), get_drafter("draft_model")(automaton()), budget=budget)
@@ -82,8 +82,8 @@ def test_a_budget_cannot_spend_what_is_not_there(budget: Fixed, faults: list[str
     assert len(faults) == isinstance(budget, Short)
 
 
-def test_a_mirror_finds_its_place_again(faults: list[str]) -> None:
-    """A pass of the draft that raised after it had stored something does not leave the rest at wrong positions."""
+def test_a_draft_model_runner_recovers_its_positions(faults: list[str]) -> None:
+    """If a draft pass raises after it has stored keys, later tokens still get the right positions."""
     model = tiny()
     drafter = get_drafter("draft_tree")(model, widths=(1, 1, 1))
     model._run = failing(model._run, 1)
@@ -97,17 +97,17 @@ def test_a_mirror_finds_its_place_again(faults: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["jacobi", "lookahead"])
-def test_the_others_go_on_learning(name: str, faults: list[str]) -> None:
+def test_the_other_rows_continue_to_learn(name: str, faults: list[str]) -> None:
     def drafted(prompts: list[list[int]]) -> tuple[list[int], float]:
         drafter = get_drafter(name)()
         propose = drafter.propose
 
-        def moody(view: Any, rows: Any, budget: Any, rng: Any) -> Any:
+        def raises_at_times(view: Any, rows: Any, budget: Any, rng: Any) -> Any:
             if any(view.tokens(row)[0] == 7 for row in rows):
                 raise OverflowError("seven")
             return propose(view, rows, budget, rng)
 
-        drafter.propose = moody
+        drafter.propose = raises_at_times
         handle = Engine(automaton(3.0), drafter).generate(prompts, SamplingParams(seed=1, max_new_tokens=40))[0]
         return handle.tokens, handle.stats.tau
 
@@ -146,7 +146,7 @@ def test_score_only_are_neither_drafted_nor_tested() -> None:
     assert set(handle.origins) <= {"bonus", "plain"}
 
 
-def test_goodput_ends_its_measuring_although_rows_come_and_go() -> None:
+def test_goodput_ends_its_measurement_while_rows_join_and_leave() -> None:
     budget = Goodput()
     for step in range(60):
         rows = [step % 3, (step + 1) % 3, (step + 2) % 3]
@@ -158,8 +158,8 @@ def test_goodput_ends_its_measuring_although_rows_come_and_go() -> None:
 
 
 @pytest.mark.parametrize("always", [False, True])
-def test_a_batch_that_fails_without_a_bad_row_is_given_up_if_it_does_so_again(always: bool, faults: list[str]) -> None:
-    """Each row by itself is observed without an error: once the fault is counted and all draft on."""
+def test_a_batch_that_fails_twice_without_a_bad_row_is_given_up(always: bool, faults: list[str]) -> None:
+    """Each row alone is observed without an error. The fault is counted once, and all rows keep drafting."""
 
     class Crowded(NoisyTree):
         seen = 0

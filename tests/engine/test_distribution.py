@@ -1,9 +1,9 @@
-"""The distribution of the text under the rejection rule, through the whole engine: joint counts of three tokens against
-exact chances.
+"""The distribution of texts under rule `rejection`, through the whole engine: joint counts of three tokens against
+exact probabilities.
 
 Thousands of requests with seeds 0, 1, 2, ... over a table-driven target. Seeds are fixed, so a test passes or
 fails for good;
-the mutants in tests/mutants show that these sample sizes see real mistakes.
+the mutants in tests/mutants show that these sample sizes detect real mistakes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def target(vocab: int, **changes: Any) -> AutomatonTarget:
 
 
 def draft_logits(vocab: int, closeness: float) -> torch.Tensor:
-    """The target's table, mixed with another: 1 is the same."""
+    """The target's table mixed with another one; 1 is the target's own."""
     return closeness * random_logits(STATES, vocab, seed=vocab) + (1 - closeness) * random_logits(
         STATES, vocab, seed=77
     )
@@ -53,8 +53,8 @@ def drafter(kind: str, vocab: int, count: int) -> Any:
 
 
 def counts(engine: Engine, params: dict[str, Any], requests: int, count: int) -> Counter[tuple[int, ...]]:
-    """How often each text of three tokens was produced. Texts are longer by a draft (`count`), so that none is cut
-    short by the end.
+    """Counts each text of three tokens. Texts are longer by a draft (`count`), so that none is cut
+    by the end.
     """
     length = 3
     handles = [
@@ -84,7 +84,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "vocab", "count", "params", "requests"), CASES, ids=lambda value: str(value))
-def test_the_token_rule_keeps_the_joint_distribution(
+def test_rejection_keeps_the_joint_distribution(
     kind: str, vocab: int, count: int, params: dict[str, Any], requests: int
 ) -> None:
     engine = Engine(target(vocab), drafter(kind, vocab, count), rule="rejection")
@@ -97,15 +97,15 @@ def test_the_token_rule_keeps_the_joint_distribution(
 
 
 def test_replay_keeps_the_joint_distribution_too() -> None:
-    """Over seeds, the keyed noise is noise."""
+    """The noise is a function of the seed; over seeds it has the right distribution."""
     small = AutomatonTarget(draft_logits(5, 0.5), max_rows=ROWS, max_length=16, page_size=4)
     engine = Engine(target(5), get_drafter("draft_model")(small, num_draft_tokens=3), rule="replay")
     assert p_value(counts(engine, {"temperature": 0.8}, 4000, 3), exact(5, {"temperature": 0.8})) > 1e-3
     assert engine.stats.mean_alpha > 0.3
 
 
-def test_tokens_far_apart_are_independent_of_each_other_s_coins() -> None:
-    """The joint distribution of the first and the sixth token: coins of different steps have nothing in common."""
+def test_distant_tokens_have_independent_uniforms() -> None:
+    """The joint distribution of the first and the sixth token: uniforms of different steps are independent."""
     vocab = 4
     engine = Engine(target(vocab), drafter("draft_model", vocab, 2), rule="rejection")
     handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=9)) for seed in range(4000)]

@@ -1,6 +1,7 @@
-"""The distribution of tokens through the whole engine, for drafters whose drafts follow from the past of their
-request: what they observed, how much was accepted, what was written before; and from the past of other requests of
-the same seed.
+"""The distribution of tokens through the whole engine, for drafters that learn.
+
+Their drafts follow from the past of their request (observations, acceptance, text) and of other requests of the same
+seed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from specdec_fast.engine.request import Handle
 
 STATES, VOCAB, ROWS, SEEDS = 7, 4, 500, 2000
 PROMPT = [1, 2, 1, 3, 1, 2]
-WRITTEN = 4  # tokens before the two that are counted, for the drafter to learn from
+WRITTEN = 4  # tokens before the two counted ones, from which the drafter learns
 
 
 def target(close: float = 1.0) -> AutomatonTarget:
-    """close: how much of another table's logits is mixed in, 1 for none."""
+    """close: share of the target's own logits; the rest comes from another table."""
     tables = (random_logits(STATES, VOCAB, seed=seed, std=1.0) for seed in (7, 77))
     logits = close * next(tables) + (1 - close) * next(tables)
     return AutomatonTarget(logits, max_rows=ROWS, max_length=24, page_size=4)
@@ -58,9 +59,9 @@ CASES: dict[str, tuple[str, Callable[[AutomatonTarget], Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_tokens_behind_a_text_have_the_target_s_distribution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts of the first two tokens and of the fifth and sixth, over all seeds."""
-    quick = partial(MovingThreshold, step=0.3, keep_threshold=0.0)  # what was accepted soon tells in lengths of drafts
+def test_two_tokens_after_a_text_have_the_target_s_distribution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts of the first two tokens, and of the fifth and sixth, over all seeds."""
+    quick = partial(MovingThreshold, step=0.3, keep_threshold=0.0)  # acceptance soon changes the lengths of drafts
     monkeypatch.setattr(draft_model_module, "MovingThreshold", quick)
     monkeypatch.setattr(layer_skip_module, "MovingThreshold", quick)
     rule, make = CASES[name]
@@ -78,8 +79,8 @@ def test_two_tokens_behind_a_text_have_the_target_s_distribution(name: str, monk
     assert engine.stats.num_draft_tokens > SEEDS
 
 
-def leaning_forest() -> Any:
-    """Two draft models of which one node of budget goes to the one that is better so far, in any request."""
+def adaptive_forest() -> Any:
+    """Two draft models that share one node of budget. It goes to the better one so far, over all requests."""
     models = [AutomatonTarget(mixed(seed), max_rows=2, max_length=16) for seed in (1, 2)]
     made = [get_drafter("draft_model")(model, num_draft_tokens=3, pick="sampled") for model in models]
     return get_drafter("forest")(made, num_draft_tokens=1)
@@ -90,16 +91,16 @@ def mixed(seed: int) -> Any:
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed by request", "by the seed alone"])
-def test_two_requests_of_one_seed_do_not_share_coins_where_one_learns_from_the_other(
+def test_requests_of_one_seed_share_no_uniforms_where_one_learns_from_the_other(
     keyed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first token of the second of two requests, over seeds; by the seed alone it is seen to be off."""
+    """The first token of the second request, over seeds. Keyed by the seed alone, its distribution is wrong."""
     if not keyed:
         monkeypatch.setattr(DrafterRunner, "params_with_request_key", lambda self, handle: handle.params)
     own = AutomatonTarget(random_logits(STATES, 3, seed=5), max_rows=2, max_length=16)
     seen: Counter[tuple[int, ...]] = Counter()
     for seed in range(800):
-        engine = Engine(own, leaning_forest(), rule="recursive_rejection")
+        engine = Engine(own, adaptive_forest(), rule="recursive_rejection")
         for _ in range(2):
             (handle,) = engine.generate([[1]], SamplingParams(seed=seed, max_new_tokens=2))
         seen[handle.tokens[0],] += 1
@@ -108,11 +109,11 @@ def test_two_requests_of_one_seed_do_not_share_coins_where_one_learns_from_the_o
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed by prompt", "by the seed alone"])
-def test_two_requests_of_one_seed_do_not_share_coins_where_one_preempts_the_other(
+def test_requests_of_one_seed_share_no_uniforms_where_one_preempts_the_other(
     keyed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is drafted follows from who was preempted, and so from the other's acceptance: the drafter begins anew. The
-    second and third token of the second of two requests.
+    """A preempted request's drafter starts anew, so its drafts depend on the other request's acceptance. Counted are
+    the second and third token of the second request.
     """
     if not keyed:
         monkeypatch.setattr(DrafterRunner, "params_with_request_key", lambda self, handle: handle.params)
@@ -134,13 +135,13 @@ def test_two_requests_of_one_seed_do_not_share_coins_where_one_preempts_the_othe
 
 
 class Learning(Fixed):
-    """What its base class says of itself does not hold for it."""
+    """A drafter that does not keep what its base class declares."""
 
 
 SHARED: dict[str, tuple[Callable[[], Any], Any, str, bool]] = {
-    "forest, recursive_rejection": (leaning_forest, Fixed(), "recursive_rejection", True),
-    "forest, replay": (leaning_forest, Fixed(), "replay", False),
-    "forest, greedy": (leaning_forest, Fixed(), "greedy", False),
+    "forest, recursive_rejection": (adaptive_forest, Fixed(), "recursive_rejection", True),
+    "forest, replay": (adaptive_forest, Fixed(), "replay", False),
+    "forest, greedy": (adaptive_forest, Fixed(), "greedy", False),
     "shared suffix, traversal": (lambda: get_drafter("suffix")(shared=True), Fixed(), "traversal", True),
     "suffix, recursive_rejection": (lambda: get_drafter("suffix")(), Fixed(), "recursive_rejection", False),
     "shared recycling, recursive_rejection": (
@@ -159,8 +160,10 @@ SHARED: dict[str, tuple[Callable[[], Any], Any, str, bool]] = {
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_by_what_coins_are_keyed(name: str) -> None:
-    """By the prompt where the rule tosses any; by the request's number too where it is said, and beside a twin."""
+def test_keys_of_uniforms(name: str) -> None:
+    """They are keyed by the prompt if the rule uses any, and by the request's number if the drafter says so or an equal
+    request runs.
+    """
     make, budget, rule, numbered = SHARED[name]
     engine = Engine(target(), make(), rule=rule, budget=budget)
     keyed, running, tosses = (

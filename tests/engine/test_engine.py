@@ -1,4 +1,4 @@
-"""What the engine promises its callers: lengths, ends, budgets, statistics, streams, cancelling, refusals."""
+"""The public behaviour of the engine: lengths, ends, budgets, statistics, streams, cancellation, errors."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_any_of_several_ends_and_further_stop_ids() -> None:
             assert handle.tokens == want and handle.finish_reason == "eos"
 
 
-def test_min_new_tokens_forbids_ends_until_then() -> None:
-    ends = tuple(range(1, 8))  # only token 0 is no end
+def test_min_new_tokens_forbids_earlier_ends() -> None:
+    ends = tuple(range(1, 8))  # all tokens but 0 end a text
     for minimum in (0, 1, 4):
         handle = plain(SamplingParams(seed=1, min_new_tokens=minimum, max_new_tokens=9), eos_token_ids=ends)
         assert handle.tokens[:minimum] == [0] * minimum and len(handle.tokens) > minimum
@@ -67,8 +67,8 @@ def test_the_context_limit_ends_a_text(length: int) -> None:
     prompt = [1] * length
     want = Engine(target(max_length=64)).generate([prompt], SamplingParams(seed=2, max_new_tokens=40))[0].tokens
     drafter = NoisyChain([[*prompt, *want]], 1.0, 8, num_draft_tokens=8)
-    for chosen in (None, drafter):
-        engine = Engine(target(max_length=16, page_size=4), chosen)
+    for used in (None, drafter):
+        engine = Engine(target(max_length=16, page_size=4), used)
         handle = engine.generate([prompt], SamplingParams(seed=2, max_new_tokens=40))[0]
         assert handle.tokens == want[: 16 - length] and handle.finish_reason == "length"
 
@@ -87,7 +87,7 @@ def test_a_request_without_drafts_among_others() -> None:
     assert handles[1].stats.steps < 16 and handles[3].stats.steps <= handles[2].stats.steps
 
 
-def test_an_engine_without_a_drafter_decodes_plainly() -> None:
+def test_an_engine_without_a_drafter_uses_plain_decoding() -> None:
     handle = plain(SamplingParams(seed=5, max_new_tokens=10))
     assert handle.stats.steps == 10 and set(handle.origins) == {"plain"} and handle.stats.tested == []
 
@@ -108,7 +108,7 @@ def test_statistics_add_up(tree: bool) -> None:
         assert all(hit <= seen for hit, seen in zip(stats.accepted_per_position, stats.tested, strict=True))
         kept = handle.origins.count("accepted")
         assert kept <= sum(stats.accepted_per_position) and len(handle.tokens) <= kept + stats.steps
-        if handle.origins[-1] != "accepted":  # the last step was not cut short
+        if handle.origins[-1] != "accepted":  # the last step was not cut
             assert kept == sum(stats.accepted_per_position) and len(handle.tokens) == kept + stats.steps
         assert handle.origins.count("recovered") <= sum(stats.tested) - sum(stats.accepted_per_position)
         assert sum(stats.tested) <= stats.num_draft_tokens and len(stats.tested) <= 6
@@ -123,7 +123,7 @@ def test_statistics_add_up(tree: bool) -> None:
 
 
 def test_a_tree_s_depths_count_as_tested_only_where_there_was_a_child() -> None:
-    """A root with one child: accepted, and nothing was there to be tested behind it."""
+    """A root with one child: it is accepted, and it has no child that could be tested."""
     full = plain(SamplingParams(seed=4, max_new_tokens=8)).tokens
     engine = Engine(target(), oracle(full, alpha=1.0, count=1, tree=True))
     handle = engine.generate([PROMPT], SamplingParams(seed=4, max_new_tokens=8))[0]
@@ -183,7 +183,7 @@ def test_bad_arguments_of_the_engine() -> None:
         Engine(target(), rule="nothing")
 
 
-def test_cancelling_gives_everything_back_and_keeps_what_there_is() -> None:
+def test_cancelling_frees_all_memory_and_keeps_the_text() -> None:
     engine = Engine(target(max_rows=2), oracle([], count=3))
     params = SamplingParams(seed=1, max_new_tokens=50)
     running, other, waiting = (engine.submit(PROMPT, params) for _ in range(3))
@@ -202,7 +202,7 @@ def test_cancelling_gives_everything_back_and_keeps_what_there_is() -> None:
     assert engine.target.cache.pages.num_used == 0 and engine.state.num_free == 2
 
 
-def test_more_requests_than_rows_wait_their_turn() -> None:
+def test_more_requests_than_rows_are_queued() -> None:
     engine = Engine(target(max_rows=2))
     handles = engine.generate([PROMPT] * 7, [SamplingParams(seed=seed, max_new_tokens=6) for seed in range(7)])
     assert [handle.tokens for handle in handles] == [
@@ -215,7 +215,7 @@ def ids(text: str) -> list[int]:
 
 
 def writer(text: str, prompt: str = "go") -> tuple[AutomatonTarget, list[int]]:
-    """A target that writes a text, byte by byte, after a prompt; and all of its ids."""
+    """Returns a target that writes a text after a prompt, byte by byte, and all its ids."""
     script = [*ids(prompt), *ids(text)]
     return scripted(script, len(TOKENIZER), max_length=128, page_size=8), script
 
@@ -247,7 +247,7 @@ def test_streamed_pieces_join_to_the_text(count: int, stop: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize("count", [0, 6])
 @pytest.mark.parametrize(("least", "text"), [(0, "one "), (6, "one "), (7, "one END two "), (17, "one END two END 3")])
-def test_stop_strings_among_the_least_tokens_are_streamed(count: int, least: int, text: str) -> None:
+def test_stop_strings_within_min_new_tokens_are_streamed(count: int, least: int, text: str) -> None:
     model, script = writer("one END two END 3")
     engine = Engine(model, NoisyChain([script], 0.9, 266, num_draft_tokens=count), tokenizer=TOKENIZER)
     params = SamplingParams(temperature=0, max_new_tokens=17, min_new_tokens=least, stop=("END",))
@@ -267,7 +267,7 @@ def test_a_stream_that_is_cancelled_ends() -> None:
     assert shown == handle.text == "abcde" and handle.finish_reason == "cancelled"
 
 
-def test_the_tokenizer_s_own_end_is_no_text() -> None:
+def test_the_tokenizer_s_end_token_is_not_text() -> None:
     end = TOKENIZER.convert_tokens_to_ids(END_OF_TEXT)
     script = [*ids("go"), *ids("done"), end, *ids("more")]
     engine = Engine(scripted(script, len(TOKENIZER)), tokenizer=TOKENIZER, eos_token_ids=(end,))

@@ -1,4 +1,4 @@
-"""Things go wrong: a model that returns NaN or raises, a tokenizer or drafter that raises. Nobody else notices."""
+"""Failures of one request do not change others: models that return NaN; models, tokenizers and drafters that raise.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specdec_fast.interfaces import Budget
 from specdec_kernels import distribution_stats
 
 VOCAB, STATES = 8, 23
-POISON = VOCAB - 1  # after this token the model returns NaN for good
+POISON = VOCAB - 1  # after this token the model returns NaN
 PARAMS = SamplingParams(seed=3, max_new_tokens=14)
 
 
@@ -42,7 +42,7 @@ def texts() -> list[list[int]]:
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
 @pytest.mark.parametrize("rule", ["replay", "greedy", "rejection", "block", "recursive_rejection", "traversal"])
 @pytest.mark.parametrize("drafted", [False, True])
-def test_a_row_without_numbers_ends_alone(value: float, rule: str, drafted: bool) -> None:
+def test_a_row_of_nan_ends_alone(value: float, rule: str, drafted: bool) -> None:
     params = SamplingParams(seed=3, max_new_tokens=14, temperature=0.0 if rule == "greedy" else 1.0)
     want = Engine(target()).generate([[1], [2]], params)
     drafter = NoisyChain([[1, *want[0].tokens], [2, *want[1].tokens]], 0.8, VOCAB - 1) if drafted else None
@@ -57,8 +57,8 @@ def test_a_row_without_numbers_ends_alone(value: float, rule: str, drafted: bool
 
 
 @pytest.mark.parametrize("rule", ["replay", "rejection", "block", "recursive_rejection", "traversal"])
-def test_a_refused_node_without_numbers_ends_nothing(rule: str) -> None:
-    """A draft token that would lead to NaN is refused, so plain decoding would never have met it."""
+def test_a_rejected_node_of_nan_ends_no_request(rule: str) -> None:
+    """A draft token that leads to NaN is rejected, so plain decoding never reaches it."""
 
     class Poisoner(NoisyChain):
         def guess(self, following: Any, at: int) -> int:
@@ -74,7 +74,7 @@ def test_a_refused_node_without_numbers_ends_nothing(rule: str) -> None:
 
 
 def test_a_model_with_a_broken_row_of_its_own() -> None:
-    """The same through transformers: an embedding of NaN for one token."""
+    """The same with a transformers model, where the embedding of one token is NaN."""
     model = models.own("llama")
     with torch.no_grad():
         model.get_input_embeddings().weight[95] = float("nan")
@@ -112,7 +112,7 @@ def drafters(kind: str, want: list[list[int]]) -> Any:
 @pytest.mark.parametrize("kind", ["ngram", "draft_model", "chain", "tree"])
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_a_model_that_raises_may_be_tried_again(kind: str, at: int) -> None:
-    """Prefill, first steps, later steps: the exception reaches the caller; going on gives the same text."""
+    """In prefill, first steps and later steps, the exception reaches the caller. Continuing gives the same text."""
     want = texts()
     engine = Engine(target(), drafters(kind, want))
     engine.target.before_pass = failing(at)
@@ -129,7 +129,7 @@ def test_a_model_that_raises_may_be_tried_again(kind: str, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_generate_gives_back_what_its_requests_held(at: int) -> None:
+def test_generate_frees_what_its_requests_held(at: int) -> None:
     engine = Engine(target(), drafters("draft_model", []))
     other = engine.submit([1], PARAMS)
     engine.target.before_pass = failing(at)
@@ -146,8 +146,8 @@ def test_generate_gives_back_what_its_requests_held(at: int) -> None:
 PROMPTS = [[1], [2], [1, 2, 3]]
 
 
-class Moody(NoisyTree):
-    """Raises in a verb for the row whose text begins with a token, whatever else is in the batch."""
+class FailingDrafter(NoisyTree):
+    """Raises in one method for the row whose text begins with a given token."""
 
     verb, first, begins = "propose", 2, 0
     needs = replace(NoisyTree.needs, node_choices=True)
@@ -161,13 +161,13 @@ class Moody(NoisyTree):
         self._fail("begin", view, rows)
 
     def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Any:
-        assert all(row in self.known for row in rows), "asked for a row that it was told to forget"
+        assert all(row in self.known for row in rows), "proposes for a row that was released"
         self._fail("propose", view, rows)
         return super().propose(view, rows, budget, rng)
 
     def observe(self, view: Any, draft: Any, acceptance: Any, output: Any) -> None:
         rows, bounds = draft.rows.tolist(), draft.offsets.tolist()
-        assert all(row in self.known for row in rows), "told of a row that it was told to forget"
+        assert all(row in self.known for row in rows), "observes a row that was released"
         assert output.logits.shape[0] == draft.num_nodes == acceptance.node_choice.shape[0]
         for row, start, stop, path in zip(rows, bounds[:-1], bounds[1:], acceptance.path.tolist(), strict=True):
             assert path[0] == start and max(path) < stop
@@ -177,10 +177,10 @@ class Moody(NoisyTree):
 
 
 @pytest.mark.parametrize("verb", ["begin", "propose", "observe"])
-def test_a_row_on_which_the_drafter_raises_goes_on_without_drafts(verb: str, faults: list[str]) -> None:
-    """Nobody's text changes; the others keep their drafts where the row can be told; one line of log, with a remedy."""
+def test_a_row_on_which_the_drafter_raises_continues_without_drafts(verb: str, faults: list[str]) -> None:
+    """No text changes. Other rows keep their drafts if the failing row is known. One log line names a remedy."""
     want = texts()
-    drafter = Moody([[*prompt, *text] for prompt, text in zip(PROMPTS, want, strict=True)], 0.9, VOCAB)
+    drafter = FailingDrafter([[*prompt, *text] for prompt, text in zip(PROMPTS, want, strict=True)], 0.9, VOCAB)
     drafter.verb = verb
     engine = Engine(target(), drafter)
     handles = engine.generate(PROMPTS, PARAMS)
@@ -192,17 +192,17 @@ def test_a_row_on_which_the_drafter_raises_goes_on_without_drafts(verb: str, fau
     assert min(handles[0].stats.tau, handles[2].stats.tau) > 1.5 > handles[1].stats.tau
     assert len(faults) == 1 and f"drafter noisy_oracle raised in {verb}: OverflowError: no such row" in faults[0]
     assert "choose another" in faults[0]
-    again = engine.generate([[1, 2, 3]], PARAMS)[0]  # the row's number is free for others
+    again = engine.generate([[1, 2, 3]], PARAMS)[0]  # the row can be used by other requests
     assert again.tokens == want[2] and (again.stats.num_draft_tokens > 0) and again.stats.faults == 0
     assert engine.target.cache.pages.num_used == 0
 
 
 @pytest.mark.parametrize("verb", ["begin", "propose", "observe"])
 def test_a_request_that_is_given_up_stays_so_after_a_preemption(verb: str, faults: list[str]) -> None:
-    """In a pool that is too small for all: the drafter does not raise again for a request that it has lost."""
+    """In a pool that is too small for all, the drafter is not called again for a request that it failed on."""
     params = SamplingParams(seed=3, max_new_tokens=30)
     want = [handle.tokens for handle in Engine(target()).generate([[2], [1]], params)]
-    drafter = Moody([[2, *want[0]], [1, *want[1]]], 0.9, VOCAB)
+    drafter = FailingDrafter([[2, *want[0]], [1, *want[1]]], 0.9, VOCAB)
     drafter.verb = verb
     engine = Engine(target(num_pages=9, page_size=4), drafter)
     handles = engine.generate([[1], [2]], params)
@@ -213,11 +213,11 @@ def test_a_request_that_is_given_up_stays_so_after_a_preemption(verb: str, fault
 
 
 @pytest.mark.parametrize("chunk", [2048, 3])
-def test_of_rows_that_join_with_aux_hidden_states_the_bad_one_joins_alone(chunk: int, faults: list[str]) -> None:
-    """Each row is given the hidden states of its own tokens, however the prompts were cut into passes."""
+def test_a_bad_row_joins_alone_when_rows_join_with_aux_hidden_states(chunk: int, faults: list[str]) -> None:
+    """Each row gets the hidden states of its own tokens, for any split of prompts into passes."""
     given: dict[int, torch.Tensor] = {}
 
-    class Tapped(Moody):
+    class Observing(FailingDrafter):
         needs = replace(NoisyTree.needs, aux_hidden_states=("final_norm",))
 
         def begin(self, view: Any, rows: Any, output: Any) -> None:
@@ -229,7 +229,7 @@ def test_of_rows_that_join_with_aux_hidden_states_the_bad_one_joins_alone(chunk:
 
     prompts = [[1, 3, 5], [2, 4], [6, 1, 2, 3, 4]]
     want = Engine(target()).generate(prompts, PARAMS)
-    drafter = Tapped([[*prompt, *handle.tokens] for prompt, handle in zip(prompts, want)], 0.9, VOCAB)
+    drafter = Observing([[*prompt, *handle.tokens] for prompt, handle in zip(prompts, want)], 0.9, VOCAB)
     drafter.verb = "begin"
     handles = Engine(target(), drafter, prefill_chunk=chunk).generate(prompts, PARAMS)
     assert [handle.tokens for handle in handles] == [handle.tokens for handle in want]
@@ -246,7 +246,7 @@ def test_of_rows_that_join_with_aux_hidden_states_the_bad_one_joins_alone(chunk:
 
 
 @pytest.mark.parametrize("at", [1, 2, 4, 5])
-def test_a_draft_model_that_raises_now_and_then_ends_nothing(at: int, faults: list[str]) -> None:
+def test_a_draft_model_that_raises_at_times_ends_no_request(at: int, faults: list[str]) -> None:
     engine = Engine(target(), drafters("draft_model", []))
     engine.drafter.model.before_pass = failing(at)
     handles = engine.generate(PROMPTS, PARAMS)
@@ -267,7 +267,7 @@ def test_a_drafter_that_raises_while_it_releases_does_not_keep_rows(faults: list
     assert len(faults) == 1 and "raised in release" in faults[0]
 
 
-def test_a_drafter_that_spends_too_much_is_stopped_before_it_writes_over_others(faults: list[str]) -> None:
+def test_a_drafter_over_budget_is_stopped_before_it_overwrites_other_rows(faults: list[str]) -> None:
     class Spender(NoisyChain):
         def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Any:
             return super().propose(view, rows, Budget([limit + 1 for limit in budget.nodes]), rng)
@@ -290,7 +290,7 @@ def at(column: torch.Tensor, node: int, value: int) -> torch.Tensor:
     return changed
 
 
-def drawn(draft: Draft, node: int, dists: TokenDistributions, dist_index: int = 0, mark: int = 1) -> Draft:
+def sampled(draft: Draft, node: int, dists: TokenDistributions, dist_index: int = 0, mark: int = 1) -> Draft:
     return replace(
         draft,
         proposal_kinds=at(draft.proposal_kinds, node, mark),
@@ -299,16 +299,16 @@ def drawn(draft: Draft, node: int, dists: TokenDistributions, dist_index: int = 
     )
 
 
-CHAINS: dict[str, Callable[[Draft, int], Draft]] = {  # of a draft and a node that is no root
+CHAINS: dict[str, Callable[[Draft, int], Draft]] = {  # functions of a draft and of a node other than the root
     "token beyond the vocabulary": lambda draft, node: replace(draft, tokens=at(draft.tokens, node, VOCAB)),
     "token below 0": lambda draft, node: replace(draft, tokens=at(draft.tokens, node, -1)),
-    "distribution row that is not there": lambda draft, node: drawn(draft, node, flat(1, VOCAB), dist_index=99),
+    "distribution row that does not exist": lambda draft, node: sampled(draft, node, flat(1, VOCAB), dist_index=99),
     "distribution row without distributions": lambda draft, node: replace(
-        drawn(draft, node, flat(1, VOCAB)), dists=None
+        sampled(draft, node, flat(1, VOCAB)), dists=None
     ),
-    "distributions that are too wide": lambda draft, node: drawn(draft, node, flat(1, VOCAB + 1)),
-    "distributions of unknown tokens": lambda draft, node: drawn(draft, node, flat(1, 2, torch.tensor([0, VOCAB]))),
-    "mark that is none": lambda draft, node: drawn(draft, node, flat(1, VOCAB), mark=4),
+    "distributions that are too wide": lambda draft, node: sampled(draft, node, flat(1, VOCAB + 1)),
+    "distributions of unknown tokens": lambda draft, node: sampled(draft, node, flat(1, 2, torch.tensor([0, VOCAB]))),
+    "unknown proposal kind": lambda draft, node: sampled(draft, node, flat(1, VOCAB), mark=4),
     "offsets of others": lambda draft, node: replace(draft, offsets=draft.offsets.flip(0)),
     "rows of others": lambda draft, node: replace(draft, rows=draft.rows + 1),
     "another root": lambda draft, node: replace(draft, tokens=torch.where(draft.parents < 0, 0, draft.tokens)),
@@ -319,8 +319,8 @@ CHAINS: dict[str, Callable[[Draft, int], Draft]] = {  # of a draft and a node th
 TREES: dict[str, Callable[[Draft, int], Draft]] = {
     "parent behind its child": lambda draft, node: replace(draft, parents=at(draft.parents, node, 7)),
     "second root": lambda draft, node: replace(draft, parents=at(draft.parents, node, -1)),
-    "drawn score-only node": lambda draft, node: replace(
-        drawn(draft, node, flat(1, VOCAB)), score_only=draft.parents >= 0
+    "sampled score-only node": lambda draft, node: replace(
+        sampled(draft, node, flat(1, VOCAB)), score_only=draft.parents >= 0
     ),
 }
 
@@ -332,7 +332,7 @@ TREES: dict[str, Callable[[Draft, int], Draft]] = {
         *(("recursive_rejection", spoilt) for spoilt in TREES),
     ],
 )
-def test_a_draft_that_is_not_well_formed_costs_its_row_only(rule: str, spoilt: str, faults: list[str]) -> None:
+def test_a_malformed_draft_affects_its_row_only(rule: str, spoilt: str, faults: list[str]) -> None:
     params = PARAMS if rule == "replay" else replace(PARAMS, temperature=0.0)
     want = [handle.tokens for handle in Engine(target()).generate(PROMPTS, params)]
 
@@ -352,8 +352,8 @@ def test_a_draft_that_is_not_well_formed_costs_its_row_only(rule: str, spoilt: s
 
 
 @pytest.mark.parametrize(("rule", "pick"), [("replay", "coupled"), ("rejection", "sampled"), ("block", "sampled")])
-def test_a_draft_model_without_numbers_slows_its_own_row_only(rule: str, pick: str) -> None:
-    """What it proposes there is refused, whatever it is, and the target's distribution stays as it is."""
+def test_a_draft_model_of_nan_slows_its_row_only(rule: str, pick: str) -> None:
+    """All its proposals in that row are rejected, and the target's distribution does not change."""
     params = replace(PARAMS, temperature=1.0 if rule == "replay" else 0.0)
     prompts = [[1], [1, POISON, 2], [1, 2, 3]]
     want = [handle.tokens for handle in Engine(target()).generate(prompts, params)]
@@ -377,14 +377,14 @@ def test_a_draft_with_too_few_rows_is_named(faults: list[str]) -> None:
 def test_a_tokenizer_that_raises_ends_its_request_only() -> None:
     tokenizer = byte_tokenizer()
 
-    class Moody:
+    class FailingTokenizer:
         def decode(self, tokens: list[int], **options: Any) -> str:
             if 5 in tokens and 1 in tokens[:1]:
                 raise OverflowError("no such token")
             return str(tokenizer.decode(tokens, **options))
 
     model = target()
-    engine = Engine(model, tokenizer=Moody())
+    engine = Engine(model, tokenizer=FailingTokenizer())
     params = SamplingParams(seed=3, max_new_tokens=40, stop=("zzz",))
     handles = [engine.submit(prompt, params) for prompt in ([1], [2], [3])]
     while not engine.idle:

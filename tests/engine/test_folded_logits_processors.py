@@ -1,4 +1,4 @@
-"""Edits that lie over logits, as on a device, through the whole engine: the texts are those of edits made in place."""
+"""Overlays of logits processors, as on a GPU, through the whole engine: texts equal those of processing in place."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ RULES |= {"replay on chains": "chain", "rejection": "model", "block": "model"}
 
 @pytest.mark.filterwarnings("ignore:process_logits_overlay runs on its slow PyTorch reference")
 @pytest.mark.parametrize("rule", RULES)
-def test_edits_that_lie_over_logits_give_the_texts_of_those_in_place(
-    rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a device, for every rule; log-probabilities too."""
+def test_overlays_give_the_texts_of_processing_in_place(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every rule, with log-probabilities."""
     kinds = ["repetition", "bias", "grammar", "forced", "all", "minimum"]
     wanted = [replace(own, logprobs=2) for own in rows(0.8, 3, kinds)]
     target = automaton()

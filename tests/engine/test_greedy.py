@@ -1,5 +1,4 @@
-"""Greedy decoding through the engine is token-identical to transformers' `generate`, whatever drafts and
-however.
+"""Greedy decoding through the engine is token-identical to transformers' `generate`, for every drafter and rule.
 
 The reference runs on an untouched copy of the model with transformers' own attention and cache, one prompt at
 a time.
@@ -28,7 +27,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "rule": ("replay", "greedy", "rejection"),
     "page_size": (1, 16, 256),
     "attention": ("eager", "sdpa"),
-    "passes": ("modules", "whole"),  # as one operator, where that can be: Llama
+    "passes": ("modules", "whole"),  # the fused forward, where it exists (Llama)
 }
 CASES = pairwise(FACTORS, seed=3)
 
@@ -54,7 +53,7 @@ def drafter(
 
 
 def check(handles: list[Handle], want: list[list[int]], family: str, prompts: list[list[int]]) -> None:
-    """Equal token for token; a difference is reported with the gap between the two best logits there."""
+    """Checks equality token by token. A difference is reported with the gap between the two best logits there."""
     for handle, expected, prompt in zip(handles, want, prompts, strict=True):
         if handle.tokens == expected:
             continue
@@ -74,15 +73,15 @@ def check(handles: list[Handle], want: list[list[int]], family: str, prompts: li
 def test_the_text_is_that_of_generate(case: dict[str, Any]) -> None:
     rule, name = case["rule"], case["drafter"]
     if rule == "rejection" and name == "tree":
-        rule = "replay"  # the rejection rule takes chains only
+        rule = "replay"  # rule `rejection` takes chains only
     family, seed = case["family"], CASES.index(case)
-    chosen = lengths(case["batch"], seed)
-    prompts = [models.prompt(length) for length in chosen]
-    want = [models.greedy_text(family, length, NEW, case["attention"]) for length in chosen]
+    sizes = lengths(case["batch"], seed)
+    prompts = [models.prompt(length) for length in sizes]
+    want = [models.greedy_text(family, length, NEW, case["attention"]) for length in sizes]
     texts = [[*prompt, *text] for prompt, text in zip(prompts, want, strict=True)]
     source = random.Random(seed)
     ends: tuple[int, ...] = ()
-    if seed % 2:  # an end-of-sequence id that appears in the middle of a text, so inside accepted runs as well
+    if seed % 2:  # an end-of-sequence id in the middle of a text, so inside accepted runs too
         places = [at for at in range(8, NEW) if want[0].index(want[0][at]) >= 4]
         ends = (want[0][source.choice(places)],) if places else ()
         want = [models.until(text, ends) for text in want]
@@ -115,7 +114,7 @@ def test_every_pair_of_factors_is_covered() -> None:
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2"])
 def test_the_window_matters_for_these_texts(family: str) -> None:
-    """Otherwise the cases above would not notice a window that is ignored or off by one."""
+    """Otherwise the cases above would not detect a window that is ignored or off by one."""
     ids = torch.tensor([models.prompt(75)])
     model = models.untouched(family)
     found = []
@@ -130,7 +129,7 @@ def test_the_window_matters_for_these_texts(family: str) -> None:
 
 
 def test_every_position_of_an_accepted_run_can_end_the_text() -> None:
-    """A perfect drafter of eight tokens, and each of the first twelve tokens in turn as end of sequence."""
+    """A perfect drafter of eight tokens; each of the first twelve tokens in turn ends the text."""
     family, length = "llama", 17
     prompt, text = models.prompt(length), models.greedy_text("llama", 17, NEW)
     target = models.target(family)

@@ -1,4 +1,4 @@
-"""A step that is broken off, by Ctrl-C or an exception at a bad moment, loses no row, no page and no token."""
+"""A step that Ctrl-C or an exception interrupts loses no row, no page and no token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def drafter(want: list[list[int]]) -> NoisyChain:
 
 
 def run_on(engine: Engine, error: type[BaseException]) -> int:
-    """Steps until nothing is left, whatever they raise; how often they did."""
+    """Steps until the engine is idle, and returns how often steps raised."""
     raised = 0
     for _ in range(100):
         if engine.idle:
@@ -58,7 +58,7 @@ def texts() -> list[list[int]]:
 
 
 def breaking(method: Any, at: int, error: BaseException, late: bool = False) -> Any:
-    """The method, whose call number `at` raises, before or (late) after its work."""
+    """Returns the method, whose call number `at` raises before or (late) after its work."""
     calls = 0
 
     def wrapped(*arguments: Any, **more: Any) -> Any:
@@ -99,7 +99,7 @@ def test_an_admission_that_raises_leaves_the_queue_as_it_was(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), TypeError()])
-def test_generate_leaves_nothing_in_the_queue_when_a_prompt_breaks_it_off(error: BaseException) -> None:
+def test_generate_leaves_an_empty_queue_when_a_prompt_interrupts_it(error: BaseException) -> None:
     engine = Engine(target())
     engine.encode = breaking(engine.encode, 3, error)  # type: ignore[method-assign]
     with pytest.raises(type(error)):
@@ -124,10 +124,10 @@ CONTAINED = ("token_logprobs", "append_step")  # an exception ends its request t
     [(where, error) for error in (KeyboardInterrupt, MemoryError) for where in PLACES if where not in CONTAINED]
     + [(where, KeyboardInterrupt) for where in CONTAINED],
 )
-def test_a_step_that_is_broken_off_is_computed_again(
+def test_an_interrupted_step_is_recomputed(
     where: str, error: type[BaseException], late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts, origins and log-probabilities are those of requests that nobody disturbed."""
+    """Texts, origins and log-probabilities equal those of an undisturbed run."""
     wanted = [replace(PARAMS, logprobs=0, max_new_tokens=count) for count in (1, 14, 14)]
     plain = Engine(target()).generate(PROMPTS, wanted)
     engine = Engine(target(), drafter([handle.tokens for handle in plain]))
@@ -142,7 +142,7 @@ def test_a_step_that_is_broken_off_is_computed_again(
 
 
 @pytest.mark.parametrize("where", ["emit_tokens", "append", "append_step"])
-def test_a_captured_step_that_is_broken_off_is_computed_again(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_graph_step_is_recomputed(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     want = texts()
     close = AutomatonTarget(random_logits(23, 8, seed=2) + 0.4 * random_logits(23, 8, seed=4), max_rows=3)
     engine = Engine(target(), get_drafter("draft_model")(close, num_draft_tokens=3), step_mode="graph")
@@ -156,7 +156,7 @@ def test_a_captured_step_that_is_broken_off_is_computed_again(where: str, monkey
 
 
 class Interrupted:
-    """The toy tokenizer, whose decoding is interrupted once, when a count is down to 0."""
+    """The toy tokenizer; its decoding is interrupted once, when a count reaches 0."""
 
     left = -1
 
@@ -178,7 +178,7 @@ class Interrupted:
     ],
 )
 def test_an_interrupt_inside_the_tokenizer_loses_no_text(ends: dict[str, Any]) -> None:
-    """At whichever of its calls: what the text is made of, and where it ends."""
+    """At any of its calls: while text is built, and at its end."""
     params = SamplingParams(**({"temperature": 0, "max_new_tokens": len(SCRIPT) - 4} | ends))
     found, interrupted = [], 0
     for at in (*range(8), *range(22, 110, 7)):
@@ -193,7 +193,7 @@ def test_an_interrupt_inside_the_tokenizer_loses_no_text(ends: dict[str, Any]) -
 
 
 class Refusing:
-    """The toy tokenizer, which decodes as long as it may."""
+    """The toy tokenizer, which decodes until it must refuse."""
 
     error: BaseException | None = None
 
@@ -205,7 +205,7 @@ class Refusing:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no such token")])
 @pytest.mark.parametrize("queued", [False, True])
-def test_a_cancel_whose_text_is_broken_off_is_a_cancel(queued: bool, error: BaseException) -> None:
+def test_a_cancel_interrupted_while_decoding_text_cancels(queued: bool, error: BaseException) -> None:
     tokenizer = Refusing()
     engine = Engine(scripted(SCRIPT, len(TOKENIZER), page_size=4), tokenizer=tokenizer)
     handle = engine.submit(SCRIPT[:4], SamplingParams(temperature=0, max_new_tokens=30))
@@ -224,9 +224,9 @@ def test_a_cancel_whose_text_is_broken_off_is_a_cancel(queued: bool, error: Base
     assert engine.step() == [] and handle.finish_reason == "cancelled" and handle.text == WRITTEN[4 : 4 + 1]
 
 
-def test_a_cancel_that_is_broken_off_before_its_work_is_a_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_interrupted_before_its_work_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(target())
-    handles = [engine.submit(prompt, PARAMS) for prompt in [*PROMPTS, [1]]]  # three run, one waits
+    handles = [engine.submit(prompt, PARAMS) for prompt in [*PROMPTS, [1]]]  # three are running, one is queued
     engine.step()
     for handle in handles:
         with monkeypatch.context() as patch:
@@ -238,8 +238,8 @@ def test_a_cancel_that_is_broken_off_before_its_work_is_a_cancel(monkeypatch: py
     nothing_is_held(engine)
 
 
-def test_a_generate_that_is_broken_off_cancels_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when Ctrl-C comes again while it does."""
+def test_an_interrupted_generate_cancels_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds if Ctrl-C comes again meanwhile."""
     engine = Engine(target())
     ends = Handle.finish
     monkeypatch.setattr(Engine, "_sync_step", breaking(Engine._sync_step, 3, KeyboardInterrupt()))
@@ -259,10 +259,10 @@ def test_a_generate_that_is_broken_off_cancels_all(monkeypatch: pytest.MonkeyPat
     ],
 )
 @pytest.mark.parametrize("at", [1, 2])
-def test_an_interrupt_while_requests_leave_holds_nothing_back(
+def test_an_interrupt_while_requests_leave_frees_everything(
     owner: type, name: str, late: bool, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two texts end in one step, and a third goes on."""
+    """Two texts end in one step, and a third continues."""
     wanted = [replace(PARAMS, max_new_tokens=count) for count in (4, 4, 9)]
     plain = [handle.tokens for handle in Engine(target()).generate(PROMPTS, wanted)]
     engine = Engine(target(), get_drafter("ngram")(n_min=1))

@@ -1,6 +1,4 @@
-"""After every step the caches of target and draft hold what a fresh forward pass over the committed tokens
-would store.
-"""
+"""After every step, the caches of target and draft equal a fresh forward pass over the committed tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 
 
 class Recorder:
-    """A drafter that remembers what its model was fed."""
+    """A drafter that records the tokens its model processes."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.fed = inner, {}
@@ -28,7 +26,7 @@ class Recorder:
         tokens = draft.tokens.tolist()
         for at, row in enumerate(rows):
             start, count = sum(draft.counts[:at]), draft.counts[at]
-            if count > 1:  # everything but the last drafted token is stored
+            if count > 1:  # all but the last draft token are stored
                 self.fed[row] = [*before[row], *tokens[start + 1 : start + count - 1]]
         return draft
 

@@ -1,4 +1,4 @@
-"""Target and draft of unlike types, and vocabularies that are cut: every mixture runs, and replay stays replay."""
+"""Target and draft of different dtypes and vocabulary sizes: every combination runs, and replay holds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def target(dtype: torch.dtype, vocab_size: int | None, noise: float | None = Non
     ],
     ids=str,
 )
-def test_mixtures(ours: torch.dtype, theirs: torch.dtype, vocab_size: int | None) -> None:
+def test_combinations_of_dtypes(ours: torch.dtype, theirs: torch.dtype, vocab_size: int | None) -> None:
     prompts = [models.prompt(length, vocab=90) for length in (5, 17, 40)]
     params = [SamplingParams(seed=seed, max_new_tokens=12, top_p=0.95) for seed in range(3)]
     plain = Engine(target(ours, vocab_size)).generate(prompts, params)

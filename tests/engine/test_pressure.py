@@ -1,6 +1,4 @@
-"""Too little memory, too many requests, requests that leave: texts stay what they are and every page comes
-back.
-"""
+"""Too little memory, too many requests, requests that leave: texts do not change, and every page is freed."""
 
 from __future__ import annotations
 
@@ -118,7 +116,7 @@ def test_a_request_that_was_evicted_and_then_cancelled_is_counted() -> None:
 
 
 def test_requests_wait_for_pages_in_their_order() -> None:
-    """A long prompt at the head of the queue is not overtaken."""
+    """Later requests do not overtake a long prompt at the head of the queue."""
     engine = Engine(target(max_rows=4, num_pages=12, page_size=4))
     first = engine.submit([1] * 30, SamplingParams(seed=0, max_new_tokens=8))
     long = engine.submit([2] * 30, SamplingParams(seed=1, max_new_tokens=4))
@@ -134,7 +132,7 @@ def test_requests_wait_for_pages_in_their_order() -> None:
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model", "tree"])
 def test_a_thousand_requests_leak_nothing(kind: str) -> None:
-    """Random arrivals, budgets, ends and cancellations over a pool that is too small."""
+    """Random arrivals, budgets, ends and cancellations, in a pool that is too small."""
     source = random.Random(kind)
     wanted = requests(1000, longest=14, seed=7)
     ends = (3,)

@@ -1,4 +1,4 @@
-"""The whole sampling surface through the engine: penalties, bias, bans, forced tokens, masks and grammars per row.
+"""All sampling parameters through the engine: penalties, bias, bans, forced tokens, masks and grammars per row.
 
 Text with speculation equals plain decoding, which equals an oracle written from the definitions; greedy text equals
 that of transformers' own processors. Under the rejection rule the joint distribution is exact.
@@ -58,7 +58,7 @@ PROMPTS = [[1], [2, 2], [3, 1, 4, 1, 5], [6, 0, 6, 0, 6, 0, 7], [5, 4], [7]]
 
 
 def table(noise: float = 0.0) -> torch.Tensor:
-    """Logits [STATES, VOCAB] that rarely end a text, so that texts are long."""
+    """Returns logits [STATES, VOCAB] that rarely end a text."""
     logits = random_logits(STATES, VOCAB, seed=3) + noise * random_logits(STATES, VOCAB, seed=8)
     logits[:, ENDS] -= 2.5
     return logits
@@ -91,7 +91,7 @@ def drafter(kind: str, texts: list[list[int]], alpha: float = 0.8) -> Any:
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.4])
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_ragged_batches_follow_the_oracle_row_by_row(kind: str, temperature: float, part: int) -> None:
-    """Six rows at a time, each with parameters of its own, and each as the oracle says for it alone."""
+    """Six rows at a time, each with its own parameters, equal the oracle for each row alone."""
     kinds = [list(SURFACE)[(6 * part + 5 * at) % len(SURFACE)] for at in range(6)]
     wanted = rows(temperature, 10 * part, kinds)
     target = automaton()
@@ -107,7 +107,7 @@ def test_ragged_batches_follow_the_oracle_row_by_row(kind: str, temperature: flo
     assert target.cache.pages.num_used == 0
 
 
-def test_every_kind_is_met_and_matters() -> None:
+def test_every_kind_occurs_and_has_an_effect() -> None:
     met = {(6 * part + 5 * at) % len(SURFACE) for part in range(3) for at in range(6)}
     assert met == set(range(len(SURFACE)))
     target = automaton()
@@ -126,7 +126,7 @@ def test_every_kind_is_met_and_matters() -> None:
 
 @pytest.mark.parametrize("kind", ["chain", "tree", "model"])
 def test_preempted_rows_count_what_they_had(kind: str) -> None:
-    """A pool that is too small: rows are thrown out, come back with their tokens, and end as if alone."""
+    """In a pool that is too small, rows are preempted, return with their tokens, and end as if alone."""
     wanted = rows(0.9, 40, ["frequency", "presence", "forced", "grammar", "all", "grammar"])
     target = automaton(page_size=2, num_pages=40)
     want = [edited_decode(target.logits_after, p, own, ENDS) for p, own in zip(PROMPTS, wanted, strict=True)]
@@ -137,8 +137,8 @@ def test_preempted_rows_count_what_they_had(kind: str) -> None:
     assert sum(handle.stats.preemptions for handle in handles) > 0
 
 
-def test_the_draft_s_distribution_has_the_same_edits() -> None:
-    """Without them a draft model that is the target itself would be refused most of the time."""
+def test_the_draft_s_distribution_has_the_same_processors() -> None:
+    """Without them, most tokens of a draft model that equals the target would be rejected."""
     for kind in ("repetition", "banned", "bias", "grammar", "frequency", "forced", "all"):
         target = automaton()
         same = AutomatonTarget(table(), max_rows=6)
@@ -204,7 +204,7 @@ def test_plain_decoding_of_a_model_is_the_cache_free_oracle() -> None:
 
 
 def test_a_short_text_may_follow_a_longer_one_in_its_row() -> None:
-    """What the last step of the longer one counted is never asked for."""
+    """The counts of the longer text's last step are never read."""
     target = AutomatonTarget(random_logits(7, 80, seed=1), max_rows=1, max_length=128)
     engine, asked = Engine(target), {"repetition_penalty": 1.2, "presence_penalty": 0.3, "seed": 3}
     everything = {index: index + 2 for index in range(64)}
@@ -226,9 +226,9 @@ def test_a_short_text_may_follow_a_longer_one_in_its_row() -> None:
     ids=["repetition", "counts", "mixed", "grammar"],
 )
 @pytest.mark.parametrize("kind", ["model", "unedited"])
-def test_the_token_rule_keeps_the_joint_distribution_under_edits(kind: str, changes: dict[str, Any]) -> None:
-    """Drafts drawn from a distribution with the same edits, and from one without: the text's distribution is the
-    target's.
+def test_rejection_keeps_the_joint_distribution_under_processors(kind: str, changes: dict[str, Any]) -> None:
+    """Drafts are sampled from a distribution with the same processors, and from one without. The text's distribution
+    is the target's.
     """
     vocab, prompt, requests, length = 4, [1], 3000, 3
     shape = {"max_rows": 500, "max_length": 16, "page_size": 4}
@@ -254,23 +254,23 @@ def test_the_token_rule_keeps_the_joint_distribution_under_edits(kind: str, chan
             return [1.0] + [0.0] * (vocab - 1)
         try:
             return edited_dist(target.logits_after([*prompt, *text]), base, prompt, text, ends)
-        except KeyError:  # the oracle's grammar was never there: the text has no chance
+        except KeyError:  # the oracle never has this grammar: the text has probability 0
             return [0.0] * vocab
 
     assert p_value(seen, {text: p for text, p in joint(after, length, vocab).items() if p}) > 1e-3
     assert 0.1 < engine.stats.mean_alpha < 0.999
 
 
-# -- what cannot go on ------------------------------------------------------------------------------------------------
+# -- grammars that cannot continue -------------------------------------------------------------------------------------
 
 
 def stuck(vocab: int = VOCAB) -> ToyMatcher:
-    """Three tokens, then nothing, and never complete."""
+    """A grammar of three tokens that is never complete."""
     return ToyMatcher({0: {1: 1, 2: 1}, 1: {3: 2, 4: 2}, 2: {5: 3}, 3: {}}, [], vocab)
 
 
 class Broken(ToyMatcher):
-    """Raises in the given verb after two tokens."""
+    """A matcher that raises in the given method after two tokens."""
 
     verb = "fill_mask"
 
@@ -288,7 +288,7 @@ class Broken(ToyMatcher):
 
 
 class Forks(Broken):
-    """Keeps its verb over a fork."""
+    """A matcher whose forks raise in the same method."""
 
     def fork(self) -> Any:
         made = super().fork()
@@ -306,7 +306,7 @@ RULES_OF_KINDS = {
 
 @pytest.mark.parametrize(("kind", "rule"), [(kind, rule) for kind, rules in RULES_OF_KINDS.items() for rule in rules])
 @pytest.mark.parametrize("case", ["stuck", "fill_mask", "advance", "refuse"])
-def test_a_grammar_that_cannot_go_on_ends_its_request_alone(kind: str, rule: str, case: str) -> None:
+def test_a_grammar_that_cannot_continue_ends_its_request_alone(kind: str, rule: str, case: str) -> None:
     if case == "stuck":
         grammar: Any = stuck()
     else:
@@ -347,7 +347,7 @@ def test_a_model_that_leaves_no_allowed_token_is_an_error_of_its_own() -> None:
     assert good.error is None and len(good.tokens) == 8
     nan = AutomatonTarget(torch.full((STATES, VOCAB), float("nan")))
     nothing = AutomatonTarget(torch.full((STATES, VOCAB), float("-inf")))
-    biased = SamplingParams(seed=1, logit_bias={2: 1.0})  # not what took the tokens away
+    biased = SamplingParams(seed=1, logit_bias={2: 1.0})  # the error does not name what removed the tokens
     for model, params in ((nan, wanted[0]), (nothing, biased)):
         (handle,) = Engine(model).generate([[1]], params)
         assert "the model returned NaN or no finite logit" in str(handle.error)
@@ -381,7 +381,7 @@ def test_contradictions_are_refused_before_they_run(changes: dict[str, Any], mes
     assert refused.finish_reason == "error" and len(served.tokens) == 3
 
 
-def test_requests_that_ask_for_nothing_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_without_processors_run_none(monkeypatch: pytest.MonkeyPatch) -> None:
     from specdec_fast.sampling import logits_processors
 
     calls = []

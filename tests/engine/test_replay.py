@@ -1,9 +1,7 @@
-"""Replay: the text is a function of prompt, parameters and seed, with and without speculation, in any
-company.
+"""Replay: the text is a function of prompt, parameters and seed, with and without speculation, in any batch.
 
-The reference is plain decoding through the engine, and for some cases a full forward pass of the untouched
-model per token
-with the distribution in float64.
+The reference is plain decoding through the engine. For some cases it is a full forward pass of the untouched model per
+token, with the distribution in float64.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 
 @pytest.fixture(scope="module", params=[False, None], ids=["modules", "whole"])
 def llama(request: pytest.FixtureRequest) -> HuggingFaceTarget:
-    """Its passes by the model's modules, and as one operator."""
+    """Yields targets whose passes run the model's modules, and the fused forward."""
     return models.target("llama", max_rows=4, fused_forward=request.param)
 
 
@@ -92,7 +90,7 @@ def test_the_text_of_a_seed_does_not_depend_on_speculation(
     else:
         drafter = get_drafter("draft_model")(small, num_draft_tokens=count, pick=case["drafter"])
     engine = Engine(llama, drafter)
-    order = random.Random(count).sample(range(len(PROMPTS)), len(PROMPTS))  # other places in the batch
+    order = random.Random(count).sample(range(len(PROMPTS)), len(PROMPTS))  # other rows of the batch
     drafted = engine.generate([PROMPTS[at] for at in order], [wanted[at] for at in order])
     for at, handle in zip(order, drafted, strict=True):
         assert handle.tokens == plain[at].tokens
@@ -101,10 +99,8 @@ def test_the_text_of_a_seed_does_not_depend_on_speculation(
     assert engine.idle and llama.cache.pages.num_used == 0 and small.cache.pages.num_used == 0
 
 
-def test_half_precision_texts_are_the_same_alone_and_in_company() -> None:
-    """By our own product of rows, whatever this processor has: a token's bits in a tree among trees are those of a
-    step of its own.
-    """
+def test_half_precision_texts_are_the_same_alone_and_in_a_batch() -> None:
+    """With `batch_invariant_linear` on any processor, a token in a batch of trees has the bits of a step of its own."""
     if extension.unavailable_reason() is not None:
         pytest.skip("CPU extension not built")
     wanted = [params(at, temperature, "whole", new=32) for at, temperature in enumerate((0.0, 0.7, 1.0, 1.5))]
@@ -134,7 +130,7 @@ def requests(count: int) -> list[tuple[list[int], SamplingParams]]:
 
 @pytest.fixture(scope="module")
 def alone() -> list[list[int]]:
-    """Every request decoded alone without speculation."""
+    """Decodes every request alone, without speculation."""
     target, texts = automaton(), []
     for prompt, wanted in requests(40):
         handle = Engine(target).generate([prompt], wanted)[0]
@@ -145,8 +141,8 @@ def alone() -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", ["none", "ngram", "draft_model", "chain", "tree"])
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_rows_join_and_leave_without_changing_anybody_s_text(kind: str, rows: int, alone: list[list[int]]) -> None:
-    """Requests arrive at random times, with budgets of their own, into batches of up to `rows`."""
+def test_rows_join_and_leave_without_changing_a_text(kind: str, rows: int, alone: list[list[int]]) -> None:
+    """Requests arrive at random times, with their own budgets, in batches of up to `rows`."""
     source = random.Random(rows)
     target = automaton(max_rows=rows, page_size=source.choice([1, 4, 16]))
     texts = [[*prompt, *text] for (prompt, _), text in zip(requests(40), alone, strict=True)]
@@ -185,7 +181,7 @@ def test_seeds_that_were_not_given_are_recorded_and_replay() -> None:
 
 
 def test_min_new_tokens_follows_the_oracle_at_every_node() -> None:
-    """Ends are forbidden by position, so at accepted nodes of a tree as well."""
+    """Ends are forbidden by position, at accepted nodes of a tree too."""
     target = automaton()
     ends = (3, 5)
     for seed in range(12):

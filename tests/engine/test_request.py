@@ -1,4 +1,4 @@
-"""Handle: what is kept of a step, where each token came from, how it ends."""
+"""Handle: tokens that are kept of a step, origins of tokens, ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_origins_tell_where_each_token_came_from() -> None:
     assert made.stats.new_tokens == 6 and made.stats.steps == 3 and made.stats.num_draft_tokens == 6
 
 
-def test_nothing_is_kept_behind_an_end_inside_an_accepted_run() -> None:
+def test_tokens_after_an_end_inside_an_accepted_run_are_dropped() -> None:
     made = handle(eos=(6,))
     assert made.append_step([5, 6, 7, 8], 3, 3, 3) == [5, 6]
     assert made.finish_reason == "eos" and made.tokens == [5, 6] and made.origins == ["accepted"] * 2
@@ -67,7 +67,7 @@ def test_text_that_the_tokenizer_refuses_is_a_bad_prompt() -> None:
 
 
 @pytest.mark.parametrize("prompt", [b"abc", [True, 2], [1.5], 7])
-def test_what_is_neither_text_nor_ids_is_a_bad_prompt(prompt: Any) -> None:
+def test_other_types_are_bad_prompts(prompt: Any) -> None:
     with pytest.raises(ValueError, match=r"prompt: got .*; expected text or a sequence of token ids"):
         encode_prompt(prompt, None, 300)
 

@@ -1,4 +1,4 @@
-"""What a text, an engine or a call that was broken off leaves behind reaches nobody who comes after."""
+"""Ended texts, dropped engines and interrupted calls have no effect on later requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def target(**shape: Any) -> AutomatonTarget:
 
 
 def close() -> AutomatonTarget:
-    """A model that is often right."""
+    """Returns a draft model that is often right."""
     near = random_logits(STATES, VOCAB, seed=2) + 0.4 * random_logits(STATES, VOCAB, seed=4)
     return AutomatonTarget(near, max_rows=3, max_length=128)
 
@@ -40,13 +40,13 @@ def params(seed: int, count: int, **more: Any) -> SamplingParams:
 
 
 def is_plain(handle: Handle) -> bool:
-    """Whether a request got what plain decoding makes of it on a target that nobody has used."""
+    """Whether a text equals plain decoding on a fresh target."""
     (alone,) = Engine(target()).generate([list(handle.prompt)], handle.params)
     return (handle.tokens, handle.finish_reason) == (alone.tokens, alone.finish_reason)
 
 
 def run_on(engine: Engine, error: type[BaseException]) -> int:
-    """Steps until nothing is left; how many of them raised the error."""
+    """Steps until the engine is idle, and returns how many steps raised the error."""
     raised = 0
     for _ in range(300):
         if engine.idle:
@@ -74,8 +74,8 @@ def test_an_engine_that_is_dropped_leaves_a_clean_target(prompt: list[int]) -> N
     assert all(map(is_plain, handles)) and shared.cache.pages.num_used == 0
 
 
-def test_an_engine_that_only_a_cycle_keeps_is_gone_too() -> None:
-    """As after an exception that was caught: it knows the frames of its callers, and one of them knows it."""
+def test_an_engine_in_a_reference_cycle_is_collected_too() -> None:
+    """This happens after a caught exception: it holds its callers' frames, and one of them holds it."""
     shared = target()
     first: Any = Engine(shared)
     first.itself = first
@@ -90,9 +90,9 @@ def test_an_engine_that_only_a_cycle_keeps_is_gone_too() -> None:
     assert is_plain(handle)
 
 
-def test_an_engine_does_not_take_what_others_hold() -> None:
+def test_an_engine_does_not_take_pages_that_others_hold() -> None:
     shared = target()
-    shared.cache.reserve(2, 9)  # a loop of one's own
+    shared.cache.reserve(2, 9)  # a user's own loop
     engine = Engine(shared)
     handle = engine.submit([1], params(1, 12))
     with pytest.raises(ValueError, match="whose pages another user holds"):
@@ -115,13 +115,13 @@ def test_engines_take_turns_on_a_target() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_captured_steps_whose_inputs_were_half_written(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch that they were written for before comes again, with another request in it."""
+def test_graph_steps_whose_inputs_were_half_written(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier batch of the same shape runs again, with another request in it."""
     engine = Engine(target(max_rows=2), step_mode="graph")
     first, long = engine.submit([1], params(1, 3)), engine.submit([2, 3], params(2, 60))
     while not first.finished:
         engine.step()
-    third = engine.submit([4], params(3, 60))  # in the row of the first, but behind the long one
+    third = engine.submit([4], params(3, 60))  # in the row of the first request, but after the long one
     monkeypatch.setattr(runner, "upload_values", breaking(runner.upload_values, at, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         engine.step()
@@ -133,7 +133,7 @@ def test_captured_steps_whose_inputs_were_half_written(at: int, monkeypatch: pyt
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
 @pytest.mark.parametrize(("owner", "name"), [(PageAllocator, "free"), (PagedCache, "release")])
-def test_rows_whose_release_was_interrupted_serve_others(
+def test_rows_whose_release_was_interrupted_are_reused(
     owner: type, name: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(target())
@@ -152,10 +152,10 @@ def test_rows_whose_release_was_interrupted_serve_others(
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
 @pytest.mark.parametrize(("owner", "name"), [(PageAllocator, "free"), (PagedCache, "release")])
-def test_pages_of_an_interrupted_release_come_back(
+def test_pages_of_an_interrupted_release_are_freed(
     owner: type, name: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next request needs nearly all pages there are."""
+    """The next request needs nearly all pages."""
     engine = Engine(target(num_pages=20, page_size=8))
     first = engine.submit([1] * 100, params(1, 20))
     engine.step()
@@ -176,18 +176,18 @@ def test_pages_that_never_reached_the_table_are_not_owned(
     engine = Engine(target(page_size=1), get_drafter("draft_model")(close(), num_draft_tokens=3), step_mode=step_mode)
     monkeypatch.setattr(paged, "upload_values", breaking(paged.upload_values, at, error()))
     handles = [engine.submit(prompt, params(3, 30)) for prompt in ([1], [2, 3], [1, 2, 3])]
-    assert run_on(engine, error) + len(faults) == 1  # a drafter's row, if that is what it hit, goes on without drafts
+    assert run_on(engine, error) + len(faults) == 1  # if it hit a drafter's row, that row continues without drafts
     assert all(map(is_plain, handles)) and engine.target.cache.pages.num_used == 0
 
 
 @pytest.mark.parametrize("at", [4, 5, 6])
-def test_counts_go_on_where_memory_ran_out_once(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_continue_after_memory_ran_out_once(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = AutomatonTarget(random_logits(7, 300, seed=1), max_length=256)
     asked = params(3, 100, repetition_penalty=1.3)
     (want,) = Engine(wide).generate([[1, 2, 3]], asked)
     engine = Engine(wide)
     handle = engine.submit([1, 2, 3], asked)
-    engine.step()  # the first tables; the second ones are what fails
+    engine.step()  # the first tables; the second ones fail
     monkeypatch.setattr(
         logits_processors.TokenCounts, "_zeros", breaking(logits_processors.TokenCounts._zeros, at - 3, MemoryError())
     )
@@ -195,8 +195,8 @@ def test_counts_go_on_where_memory_ran_out_once(at: int, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("half", ["_places", "_counts"])
-def test_counts_whose_row_left_by_halves(half: str) -> None:
-    """Interrupted between two of its dictionaries, whichever was last."""
+def test_counts_whose_row_was_half_removed(half: str) -> None:
+    """The removal is interrupted between any two of its dictionaries."""
     counts = logits_processors.TokenCounts(CPU)
 
     class Broken(dict[int, Any]):
@@ -221,7 +221,7 @@ def test_counts_whose_row_left_by_halves(half: str) -> None:
 
 
 class Faulty(Fixed):
-    """A budget that fails."""
+    """A budget whose methods raise."""
 
     def observe(self, *_: Any) -> None:
         raise RuntimeError("observed")
@@ -230,7 +230,7 @@ class Faulty(Fixed):
         raise RuntimeError("released")
 
 
-def test_a_budget_that_raises_holds_nothing_up(faults: list[str]) -> None:
+def test_a_budget_that_raises_stops_no_request(faults: list[str]) -> None:
     drafts = close()
     engine = Engine(target(), get_drafter("draft_model")(drafts, num_draft_tokens=3), budget=Faulty())
     handles = engine.generate([[1], [1, 2]], params(1, 12))
@@ -242,7 +242,7 @@ def test_a_budget_that_raises_holds_nothing_up(faults: list[str]) -> None:
     ]
 
 
-def test_a_budget_s_failure_is_told_beside_a_drafter_s(faults: list[str]) -> None:
+def test_failures_of_budget_and_drafter_are_both_reported(faults: list[str]) -> None:
     ngram = get_drafter("ngram")(n_min=1)
     ngram.observe = breaking(ngram.observe, 2, RuntimeError())  # type: ignore[method-assign]
     (handle,) = Engine(target(), ngram, budget=Faulty()).generate([[1, 1, 1]], params(1, 12))
@@ -254,7 +254,7 @@ def test_a_budget_s_failure_is_told_beside_a_drafter_s(faults: list[str]) -> Non
     ]
 
 
-def test_a_source_of_a_forest_that_cannot_release_keeps_nothing_of_the_others(
+def test_a_source_of_a_forest_that_cannot_release_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, faults: list[str]
 ) -> None:
     monkeypatch.setattr(NgramDrafter, "release", breaking(NgramDrafter.release, 1, RuntimeError()))
@@ -266,7 +266,7 @@ def test_a_source_of_a_forest_that_cannot_release_keeps_nothing_of_the_others(
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
 def test_trees_that_stop_growing_before_others_keep_their_grammar(name: str) -> None:
-    """The short request has room for less and less; the long one draws on."""
+    """The short request has space for fewer and fewer tokens; the long one continues."""
     engine = Engine(target(), get_drafter(name)(target(), AutomatonHead(close()), depth=4, width=3))
     own = {"stop_token_ids": (7,), "banned_token_ids": (7,), "grammar": counting(VOCAB)}
     handles = [engine.submit([1, 2, 3], params(1, 60, **own)), engine.submit([4, 5, 6], params(2, 6, **own))]

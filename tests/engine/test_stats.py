@@ -12,7 +12,7 @@ from specdec_fast.engine.stats import PHASES, Clock, RequestStats
 def test_counts_by_hand() -> None:
     stats = RequestStats()
     stats.record_step(drafted=3, depth=3, accepted=3, kept=4)  # all accepted, a bonus
-    stats.record_step(drafted=3, depth=3, accepted=1, kept=2)  # the second was refused, the third never reached
+    stats.record_step(drafted=3, depth=3, accepted=1, kept=2)  # the second was rejected, the third not reached
     stats.record_step(drafted=3, depth=3, accepted=0, kept=1)
     stats.record_step(drafted=0, depth=0, accepted=0, kept=1)  # plain
     assert (stats.steps, stats.num_draft_tokens, stats.new_tokens) == (4, 9, 8)
@@ -21,7 +21,7 @@ def test_counts_by_hand() -> None:
     assert stats.tau == 2.0 and stats.mean_alpha == 4 / 6
 
 
-def test_nothing_was_done() -> None:
+def test_empty_stats() -> None:
     stats = RequestStats()
     assert stats.tau == 0.0 and stats.alpha == [] and stats.mean_alpha == 0.0
     stats.record_step(drafted=0, depth=0, accepted=0, kept=1)
@@ -46,14 +46,14 @@ def test_merging_adds_everything() -> None:
     assert two.tested == [1, 1, 1, 1]
 
 
-def test_it_goes_into_json() -> None:
+def test_stats_convert_to_json() -> None:
     stats = RequestStats()
     stats.record_step(2, 2, 1, 2)
     read = json.loads(json.dumps(stats.as_dict()))
     assert read["tau"] == 2.0 and read["alpha_per_position"] == [1.0, 0.0] and set(read["seconds"]) == set(PHASES)
 
 
-def test_the_clock_adds_up_per_verb_and_survives_errors() -> None:
+def test_the_clock_adds_up_per_phase_and_survives_errors() -> None:
     clock = Clock()
     with clock.time("score"):
         pass

@@ -33,7 +33,7 @@ def run(check: StopChecker, tokens: list[int]) -> tuple[str | None, int]:
 
 
 def put(stream: TextStream, token: int, final: bool = False) -> str:
-    """What a token adds to the text."""
+    """Returns the text that a token adds."""
     stream.push(token)
     return stream.flush(final)
 
@@ -78,14 +78,14 @@ class Pieces:
         return b"".join(self.of[token] for token in tokens).decode("utf-8", "replace")
 
 
-def test_a_token_of_the_prompt_that_ends_inside_a_character_is_not_given_out_again() -> None:
+def test_a_prompt_token_that_ends_inside_a_character_is_not_emitted_again() -> None:
     tokenizer = Pieces(b"He", b" said", b" \xe2\x80", b"\x9c", b"go", b"\xe2\x80\x9d")
     settings = {"eos_ids": (), "max_new_tokens": 1000, "max_length": 2000}
     check = StopChecker(tokenizer, [0, 1, 2], stop=(" ",), **settings)
     assert run(check, [3, 4, 5]) == (None, 3) and check.text == "“go”"
 
 
-def test_a_prompt_that_has_no_whole_character_to_begin_with_is_not_given_out_again() -> None:
+def test_a_prompt_without_a_whole_character_is_not_emitted_again() -> None:
     names = [f"<0x{byte:02X}>" for byte in "\ufffd漢孭".encode()]  # the last one is of E5 AD AD
     *prompt, last, _ = fallback_tokenizer().convert_tokens_to_ids(names)
     assert put(TextStream(fallback_tokenizer(), prompt), last, final=True) == "�"
@@ -104,7 +104,7 @@ RUNS = "ကခဂ", "漢字かな", "é", "🙂🙂", "ab c", " ", ": the ", "�
 
 @pytest.mark.parametrize("seed", range(12))
 def test_runs_of_bytes_are_not_cut_inside_a_character(seed: int) -> None:
-    """By a tokenizer that loses a run of bytes which is not sound; asked at every token, now and then, at the end."""
+    """With a tokenizer that drops invalid runs of bytes; text is read at every token, at some, or at the end."""
     source = random.Random(seed)
     whole = "".join(source.choice(RUNS) for _ in range(60)).strip() + "!"
     tokens, tokenizer = fallback_ids(whole), fallback_tokenizer()
@@ -118,14 +118,14 @@ def test_runs_of_bytes_are_not_cut_inside_a_character(seed: int) -> None:
                     pieces.append(stream.flush())
             pieces.append(stream.flush(final=True))
             before = tokenizer.decode(tokens[:given])
-            while given and "�" in before:  # the prompt ends inside a character: the text has the whole of it
+            while given and "�" in before:  # the prompt ends inside a character: the text contains the whole character
                 given -= 1
                 before = tokenizer.decode(tokens[:given])
             text = "".join(pieces)
             assert text == stream.text and (text == whole[len(before) :] or (given == 0 and text.strip() == whole))
 
 
-def test_a_run_of_bytes_that_ends_too_early_keeps_what_is_whole() -> None:
+def test_a_run_of_bytes_that_ends_early_keeps_its_whole_characters() -> None:
     tokens = fallback_ids("go: ကခဂ")
     for often in (True, False):
         stream = TextStream(fallback_tokenizer(), tokens[:3])
@@ -148,7 +148,7 @@ def test_a_stop_string_across_token_borders_is_cut() -> None:
     assert check.text == "some text " and check.released == len(check.text)
 
 
-def test_a_stop_string_inside_one_token_cuts_its_head_only() -> None:
+def test_a_stop_string_inside_one_token_keeps_the_text_before_it() -> None:
     check = checker(stop=("he",))
     token = TOKENIZER.convert_tokens_to_ids("the")
     assert check.push(token) == "stop" and check.text == "t"
@@ -228,8 +228,8 @@ def test_unfinished_bytes_are_released_at_the_length_limit() -> None:
         (13, "a END b END c", "length"),
     ],
 )
-def test_stop_strings_within_the_least_tokens_are_text(least: int, text: str, reason: str, asks: bool) -> None:
-    """A stop string ends the text with the first token after min_new_tokens; what was streamed stays."""
+def test_stop_strings_within_min_new_tokens_are_text(least: int, text: str, reason: str, asks: bool) -> None:
+    """A stop string ends the text at the first token after min_new_tokens; streamed text stays."""
     check = checker(stop=("END", "longer"), min_new_tokens=least, max_new_tokens=13)
     shown = ""
     for token in ids("a END b END c"):
@@ -243,8 +243,8 @@ def test_stop_strings_within_the_least_tokens_are_text(least: int, text: str, re
 
 
 @pytest.mark.parametrize("asks", [False, True], ids=["alone", "streamed"])
-def test_the_least_tokens_may_end_inside_a_character(asks: bool) -> None:
-    """What is in front of the character is text all the same."""
+def test_min_new_tokens_may_end_inside_a_character(asks: bool) -> None:
+    """The text before the character is still emitted."""
     check = checker(stop=("\n",), min_new_tokens=5)
     for token in ids("a\nbcé d"):
         assert check.push(token) is None
@@ -252,7 +252,7 @@ def test_the_least_tokens_may_end_inside_a_character(asks: bool) -> None:
     assert run(check, ids("\ne")) == ("stop", 1) and check.text == "a\nbcé d"
 
 
-def test_a_stop_string_across_the_least_tokens_is_held_back() -> None:
+def test_a_stop_string_across_min_new_tokens_is_held_back() -> None:
     check = checker(stop=("LEND", "x"), min_new_tokens=5)
     for token in ids("a xLE"):
         assert check.push(token) is None

@@ -1,4 +1,4 @@
-"""An engine that threads share: texts are those of one thread, and nobody waits for ever."""
+"""An engine that threads share: texts are those of one thread, and no thread blocks forever."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engine() -> Engine:
 
 
 class Watched(AutomatonTarget):
-    """Lets other threads in while it scores, and tells of every thread that is in it beside another."""
+    """Yields to other threads while it scores, and records concurrent calls."""
 
     inside = beside = 0
 
@@ -43,7 +43,7 @@ class Watched(AutomatonTarget):
 
 
 def together(*work: Callable[[], object]) -> None:
-    """Runs all of it in threads of their own; raises what one of them raised."""
+    """Runs each function in its own thread, and raises an exception of any of them."""
     errors: list[BaseException] = []
 
     def run(each: Callable[[], object]) -> None:
@@ -66,13 +66,13 @@ def together(*work: Callable[[], object]) -> None:
 def test_every_thread_streams_its_own_text(trial: int) -> None:
     plain = Engine(target(), tokenizer=TOKENIZER).generate(PROMPTS, PARAMS)
     shared = engine()
-    told: dict[int, str] = {}
+    texts: dict[int, str] = {}
 
     def client(at: int) -> None:
-        told[at] = "".join(shared.stream(shared.submit(PROMPTS[at], PARAMS[at])))
+        texts[at] = "".join(shared.stream(shared.submit(PROMPTS[at], PARAMS[at])))
 
     together(*(lambda at=at: client(at) for at in range(len(PROMPTS))))
-    assert [told[at] for at in range(len(PROMPTS))] == [handle.text for handle in plain]
+    assert [texts[at] for at in range(len(PROMPTS))] == [handle.text for handle in plain]
     assert shared.idle and shared.state.num_free == 3
 
 
@@ -119,7 +119,7 @@ def test_one_steps_while_another_submits_and_cancels() -> None:
         assert handle.finish_reason == "cancelled" or len(handle.tokens) == 40
 
 
-def test_text_that_another_thread_brought_needs_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_from_another_thread_s_step_needs_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = engine()
     handle = shared.submit(PROMPTS[0], PARAMS[0])
     while not handle.stable_text(0):
@@ -137,7 +137,7 @@ def test_text_that_another_thread_brought_needs_no_step(monkeypatch: pytest.Monk
 
 
 def test_a_handle_of_another_engine_is_refused() -> None:
-    """It would be stepped for ever, or ended behind its engine's back."""
+    """Otherwise it would be stepped forever, or ended without its engine's knowledge."""
     one, other = engine(), engine()
     handle = one.submit(PROMPTS[0], PARAMS[0])
     for use in (lambda: list(other.stream(handle)), lambda: other.cancel(handle)):

@@ -1,5 +1,5 @@
-"""The distribution of the text under rules tree, traversal and block, through the whole engine, with trees (block:
-chains) of every proposal distribution.
+"""The distribution of texts under rules `recursive_rejection`, `traversal` and `block`, through the whole engine, with
+trees (block: chains) of every proposal kind.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_the_joint_distribution_of_three_tokens_is_the_target_s(rule: str, shape
 
 
 @pytest.mark.parametrize("rule", ["recursive_rejection", "traversal", "best"])
-def test_a_text_does_not_depend_on_its_neighbours(rule: str) -> None:
+def test_a_text_does_not_depend_on_other_rows(rule: str) -> None:
     engine = Engine(target(), drafter("mixed"), rule=rule)
     together = engine.generate([PROMPT] * 5, [SamplingParams(seed=seed, max_new_tokens=8) for seed in range(5)])
     for seed, handle in enumerate(together):
@@ -80,14 +80,14 @@ def test_greedy_texts_are_the_target_s(rule: str) -> None:
 
 
 class Dropping(DrawnTree):
-    """Draws, and then gives up drafts that look bad."""
+    """Samples, and then drops drafts with low probabilities."""
 
     def kept(self, weights: torch.Tensor) -> torch.Tensor:
         return (weights > 0.35).all(1)
 
 
-def test_dropping_a_drawn_token_after_it_was_drawn_is_noticed() -> None:
-    """The part of the contract that no type can hold: what a drafter draws it must put to verification."""
+def test_dropping_a_sampled_token_is_detected() -> None:
+    """A drafter must submit every token that it samples to verification. No type can enforce this."""
     reader, honest = target(), drafter("mixed")
     engine = Engine(target(), Dropping(honest.logits_after, [(0, D)]), rule="recursive_rejection")
     handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=3)) for seed in range(2500)]

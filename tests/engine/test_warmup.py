@@ -34,7 +34,7 @@ PROMPTS = [[1, 2, 3, 1, 2], [4], [5, 6, 7, 8]]
 @pytest.mark.parametrize("mode", ["sync", "graph"])
 @pytest.mark.parametrize("rule", ["replay", "recursive_rejection"])
 @pytest.mark.parametrize("kind", ["none", "draft_model", "ngram", "suffix"])
-def test_nobody_can_tell_that_an_engine_was_warmed(kind: str, rule: str, mode: str) -> None:
+def test_a_warmed_engine_equals_a_fresh_one(kind: str, rule: str, mode: str) -> None:
     made = []
     for warm in (False, True):
         engine = Engine(automaton(max_rows=4), drafter_of(kind), rule=rule, step_mode=mode, eos_token_ids=(3,))
@@ -69,7 +69,7 @@ def test_running_requests_keep_their_rows_their_tokens_and_their_caches() -> Non
     assert [handle.tokens for handle in handles] == want
 
 
-def test_tokens_of_a_step_under_way_are_told_by_the_next_step() -> None:
+def test_tokens_of_a_pending_step_are_reported_by_the_next_step() -> None:
     engine = Engine(automaton(max_rows=2), step_mode="graph")
     first = engine.submit([1], SamplingParams(seed=1, max_new_tokens=2))
     second = engine.submit([2], SamplingParams(seed=1, max_new_tokens=20))
@@ -91,7 +91,7 @@ def test_a_full_engine_warms_what_it_can() -> None:
     assert handle.tokens == Engine(automaton()).generate([[1, 2]], handle.params)[0].tokens
 
 
-def test_programs_that_were_prepared_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec_fast.engine.cuda_graph.runner.MAX_PROGRAMS", 1)
     engine = Engine(automaton(max_rows=4), drafter_of("draft_model"), step_mode="graph")
     engine.warm()
@@ -105,7 +105,7 @@ def test_programs_that_were_prepared_stay(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (5, 1), (1, -1)])
-def test_capacities_that_cannot_be_are_refused(pair: tuple[int, int]) -> None:
+def test_impossible_capacities_are_refused(pair: tuple[int, int]) -> None:
     engine = Engine(automaton(max_rows=4))
     with pytest.raises(
         ValueError, match=rf"capacities: got \({pair[0]}, {pair[1]}\); expected 1..4 rows, and 0 or more"
@@ -135,9 +135,9 @@ SHARED = {"target", "drafter", "needs", "rule", "why_rule", "_cache", "_prefill_
 """What a rehearsal shares with its engine, which no step replaces or counts in."""
 
 
-def test_a_rehearsal_shares_nothing_that_steps_write_to() -> None:
-    """A new attribute of an engine is either replaced in a rehearsal's twin, or named here."""
+def test_a_rehearsal_shares_no_state_that_steps_write() -> None:
+    """A new attribute of an engine is either replaced in the rehearsal's copy, or named here."""
     engine = Engine(automaton(max_rows=4), drafter_of("draft_model"), eos_token_ids=(3,))
     engine.tokenizer = object()
-    twin = _rehearsal_engine(engine, [1], captured=False)
-    assert {name for name, value in vars(engine).items() if vars(twin)[name] is value} == SHARED
+    copy = _rehearsal_engine(engine, [1], captured=False)
+    assert {name for name, value in vars(engine).items() if vars(copy)[name] is value} == SHARED

@@ -1,5 +1,6 @@
-"""Tests that tell most come first, since a session on a GPU may end before the last; and one that leaves the device
-unusable fails alone: an illegal access makes every later call of its process fail.
+"""The most informative tests run first, and a test that breaks the device fails alone.
+
+Time on a GPU may end before the last test. An illegal access makes every later call of its process fail.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ UNUSABLE = 70
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """pytest's hook: all others stay in their order."""
+    """Moves these tests to the front; all others keep their order."""
     items.sort(key=lambda item: next((at for at, part in enumerate(FIRST) if part in item.nodeid), len(FIRST)))
 
 
 @pytest.fixture(autouse=True)
 def usable_device(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Looks whether the device still answers; if not, ends the process, in whose place pytest-xdist starts another."""
+    """Checks that the device still works. If not, ends the process, and pytest-xdist starts another."""
     yield
     import torch
 
@@ -31,7 +32,7 @@ def usable_device(request: pytest.FixtureRequest) -> Iterator[None]:
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        words = f"{request.node.nodeid}: the device answers no more: {next(iter(str(error).splitlines()), '')}"
+        words = f"{request.node.nodeid}: the device no longer works: {next(iter(str(error).splitlines()), '')}"
         if "PYTEST_XDIST_WORKER" not in os.environ:
             pytest.exit(words, UNUSABLE)
         with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():

@@ -1,6 +1,6 @@
-"""What needs a GPU: a capture that fails leaves the process as it was, and later engines capture their steps.
+"""CUDA-graph capture on a GPU: a failed capture leaves the process unchanged, and later engines capture their steps.
 
-The twin of tests/launch/test_capture.py, which runs the same on a stand-in.
+The twin of tests/launch/test_capture.py, which runs the same on a simulated GPU.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def texts() -> list[list[int]]:
 
 
 def check_sound(texts: list[list[int]]) -> None:
-    """Streams, memory and random numbers are as ever, and a new engine captures its steps."""
+    """Streams, memory and random numbers work, and a new engine captures its steps."""
     assert torch.cuda.current_stream() == torch.cuda.default_stream() and not torch.cuda.is_current_stream_capturing()
     assert torch.rand(8, device="cuda").add(torch.zeros(1 << 20, device="cuda").sum()).isfinite().all()
     engine = Engine(target())
     assert texts_of(engine) == texts and engine.step_mode == "graph", engine.explain()
 
 
-def test_a_model_that_asks_the_device_goes_on_uncaptured(texts: list[list[int]]) -> None:
+def test_a_model_that_reads_the_device_continues_in_sync_mode(texts: list[list[int]]) -> None:
     asks = target()
 
     def ask(_module: Any, args: tuple[Any, ...]) -> None:
@@ -49,7 +49,7 @@ def test_a_model_that_asks_the_device_goes_on_uncaptured(texts: list[list[int]])
     hook = asks.layers[0].register_forward_pre_hook(lambda module, args: ask(module, args) if args else None)
     engine = Engine(asks)
     assert texts_of(engine) == texts
-    assert "HostReadError: the step asks the device for something: " in engine.explain()
+    assert "HostReadError: the step waits for the device: " in engine.explain()
     assert "Tensor.__bool__ at test_capture.py:" in engine.explain()
     hook.remove()
     check_sound(texts)
@@ -64,7 +64,7 @@ READS = {
 
 
 @pytest.mark.parametrize("deed", READS)
-def test_a_program_that_asks_the_device_is_refused_before_its_capture(deed: str) -> None:
+def test_a_program_that_reads_the_device_is_refused_before_its_capture(deed: str) -> None:
     x, mode = torch.ones(1, device="cuda"), torch.cuda.get_sync_debug_mode()
     with pytest.raises(HostReadError, match=rf"{deed}.* at test_capture\.py:\d+"):
         capture(lambda: READS[deed](x), x.device)
@@ -73,7 +73,7 @@ def test_a_program_that_asks_the_device_is_refused_before_its_capture(deed: str)
 
 @pytest.mark.parametrize("fault", ["of the program", "of CUDA"])
 def test_a_capture_that_fails_leaves_nothing_behind(fault: str, texts: list[list[int]]) -> None:
-    """The second run of these programs is sound, so that only their capture fails."""
+    """The second run of these programs succeeds, so that only their capture fails."""
     x, runs = torch.zeros(1, device="cuda"), [0]
 
     def program() -> None:

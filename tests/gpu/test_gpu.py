@@ -1,6 +1,6 @@
-"""What needs a GPU: kernels on its tensors against the references, the dispatcher's CUDA key, steps as CUDA graphs.
+"""Kernels on a GPU against the references, the dispatcher's CUDA key, steps as CUDA graphs.
 
-The twin of tests/interpreter, which runs the same kernels on the same kind of calls without one. Skipped elsewhere.
+tests/interpreter runs the same kernels on similar calls without a GPU. Skipped without a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def agrees(op: str, dtypes: tuple[torch.dtype, ...], sizes: Sizes) -> None:
 
 @pytest.mark.parametrize("kind", ["none", "coupled", "greedy", "medusa", "eagle", "eagle dynamic", "eagle3 dynamic"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_captured_steps_write_the_same_text(kind: str, temperature: float, tmp_path: Path) -> None:
+def test_graph_steps_write_the_same_text(kind: str, temperature: float, tmp_path: Path) -> None:
     prompts = [models.prompt(length) for length in (1, 5, 17, 40)]
     wanted = [
         SamplingParams(temperature=temperature, seed=at, max_new_tokens=20 + 3 * at, top_p=0.95) for at in range(4)
@@ -85,7 +85,7 @@ def test_the_dispatcher_serves_tensors_on_a_gpu(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", sorted(name for name, op in OPS.items() if op._direct_backends))
-def test_with_memory_of_the_caller_s_nothing_is_allocated(op: str) -> None:
+def test_calls_with_out_and_workspace_allocate_nothing(op: str) -> None:
     call = make_sample(op, Sizes(vocab=50_257), "cuda")
     with use_backend("triton"):
         want = list(tensors_in(OPS[op](*call.arguments, **call.options)))
@@ -101,7 +101,7 @@ def test_with_memory_of_the_caller_s_nothing_is_allocated(op: str) -> None:
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_attention_with_a_plan_gives_what_the_reference_gives(sizes: Sizes) -> None:
+def test_attention_with_a_plan_equals_the_reference(sizes: Sizes) -> None:
     with use_backend("triton"):
         call = make_timed_sample("cuda", "tree_attention", sizes)
         got = tree_attention(*call.arguments, **call.options)

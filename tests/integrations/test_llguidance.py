@@ -20,7 +20,7 @@ pytest.importorskip("llguidance")
 from specdec_fast.integrations.llguidance import json_schema, regex
 
 TOKENIZER = byte_tokenizer()
-VOCAB = len(TOKENIZER) + 6  # a padded vocabulary: the last ids belong to no text
+VOCAB = len(TOKENIZER) + 6  # a padded vocabulary: the last ids are no tokens
 STATES = 13
 SCHEMA = {
     "type": "object",
@@ -79,7 +79,7 @@ def test_texts_match_and_do_not_depend_on_speculation(kind: str, temperature: fl
 
 
 def test_masks_after_rollback_are_those_of_a_fresh_matcher() -> None:
-    """A random tree of likely tokens: walked with one matcher, and each node with a matcher of its own."""
+    """A random tree of likely tokens, walked with one matcher, equals a fresh matcher per node."""
     source = torch.Generator().manual_seed(1)
     end = TOKENIZER.eos_token_id
     for grammar in grammars():
@@ -105,7 +105,7 @@ def test_masks_after_rollback_are_those_of_a_fresh_matcher() -> None:
             assert torch.equal(whole[node], words[0]), (node, path)
 
 
-def test_the_adapter_is_a_matcher_and_refuses_what_is_no_grammar() -> None:
+def test_the_adapter_is_a_matcher_and_refuses_bad_grammars() -> None:
     assert isinstance(regex("a", TOKENIZER), Matcher)
     for make, message in (
         (lambda: regex("(", TOKENIZER), r"^regex '\(': unclosed group; expected a regular expression as Rust .*\)$"),

@@ -1,4 +1,4 @@
-"""Datastores: the suffix array of either builder, what a file holds, and files that do not fit."""
+"""Datastores: suffix arrays of both builders, contents of files, and files that do not fit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_suffix_array(builder: str, seed: int, monkeypatch: pytest.MonkeyPat
         assert found.tolist() == sorted(range(len(stream)), key=lambda at: stream[at:])
 
 
-def test_a_file_and_what_it_finds(builder: str, tmp_path: Path) -> None:
+def test_look_ups_in_a_file(builder: str, tmp_path: Path) -> None:
     stages: list[tuple[str, int]] = []
     documents = [[1, 2, 3], [], [1, 2, 4], [4, 1]]
     build(tmp_path / "store", documents, 5, "abc", lambda stage, tokens: stages.append((stage, tokens)))
@@ -60,7 +60,7 @@ def test_tokens_take_as_many_bytes_as_the_vocabulary_needs(tmp_path: Path) -> No
         assert found[0] == [vocab_size - 1]
 
 
-def test_what_cannot_be_built_leaves_no_file(tmp_path: Path) -> None:
+def test_a_failed_build_leaves_no_file(tmp_path: Path) -> None:
     for documents, vocab_size, message in (
         ([[1, 2], [7]], 7, "document 1: got token 7; expected 0 to 6"),
         ([[-1]], 7, "document 0: got token -1"),
@@ -96,8 +96,8 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["none", "lost", "noise", "beyond", "swapped", "tokens", "too large"])
-def test_opening_looks_at_a_sample(damage: str, tmp_path: Path) -> None:
-    """A twentieth of the suffixes, or all of the tokens, are not what was written; nothing is read in full."""
+def test_opening_checks_a_sample(damage: str, tmp_path: Path) -> None:
+    """A twentieth of the suffixes, or all tokens, are damaged. The check does not read the file in full."""
     source = np.random.default_rng(5)
     text = source.integers(0, 300, 20_000, np.uint16)
     build(tmp_path / "store", [text.tolist()], 300)
@@ -128,8 +128,10 @@ def test_opening_looks_at_a_sample(damage: str, tmp_path: Path) -> None:
         Datastore(tmp_path / "store")
 
 
-def test_any_sound_datastore_is_opened(tmp_path: Path) -> None:
-    """Down to a token, with runs longer than what is compared, documents alike, and as many tokens as are looked at."""
+def test_every_valid_datastore_is_opened(tmp_path: Path) -> None:
+    """Datastores of one token, with runs longer than the comparison, equal documents, and as many tokens as are
+    checked.
+    """
     for documents in ([[0]], [[3] * 500], [[1, 2]] * 40, [[1, 2, 1]], [list(range(4)) * 16, [0] * 70]):
         build(tmp_path / "store", documents, 4)
         Datastore(tmp_path / "store").verify()

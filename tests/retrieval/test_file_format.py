@@ -1,4 +1,4 @@
-"""Files of the stores: what is written comes back mapped; what is cut off, damaged or foreign is refused in words."""
+"""Files of datastores and text memories: contents are mapped back; truncated, damaged and foreign files are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
     return place
 
 
-def test_what_was_written_comes_back(path: Path) -> None:
+def test_contents_are_read_back(path: Path) -> None:
     header, arrays = file_format.read(path, "demo")
     assert header["note"] == "ä" and list(path.parent.iterdir()) == [path], "no unfinished file is left"
     for name, array in ARRAYS.items():
@@ -35,7 +35,7 @@ def test_what_was_written_comes_back(path: Path) -> None:
     assert sum(done) == sum(array.nbytes for array in ARRAYS.values())
 
 
-def test_every_cut_is_noticed(path: Path) -> None:
+def test_every_truncation_is_detected(path: Path) -> None:
     whole = path.read_bytes()
     for length in {*range(0, len(whole), 37), len(whole) - 1}:
         path.write_bytes(whole[:length])
@@ -46,7 +46,7 @@ def test_every_cut_is_noticed(path: Path) -> None:
         file_format.read(path, "demo")
 
 
-def test_a_damaged_file_is_noticed(path: Path) -> None:
+def test_damage_is_detected(path: Path) -> None:
     whole = bytearray(path.read_bytes())
     whole[-64 - 300] ^= 1  # in the tokens
     path.write_bytes(whole)
@@ -73,7 +73,7 @@ def test_foreign_files_are_refused(path: Path) -> None:
         file_format.read(path.parent / "gone", "demo")
 
 
-def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"bad: got float64 of 1 dimensions; expected one, of uint8"):
         file_format.write(tmp_path / "store", "demo", {}, {"bad": np.zeros(3)})
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Suffix structures against a search through plain text, compiled and in Python, and both against each other."""
+"""Suffix structures, compiled and in Python, against a search through plain text and against each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def occurrences(texts: list[list[int]], string: list[int]) -> int:
 def check_growth(
     grown: Any, texts: list[list[int]], string: list[int], depth: int, nodes: int, floor: float, absolute: bool = False
 ) -> None:
-    """The tree holds the likeliest paths by the counts of `texts`, all of them that fit, in order."""
+    """Checks that the tree holds the likeliest paths by the counts of `texts`, in order."""
     tokens, parents, expected, match = grown
     assert match == len(string) and len(tokens) == len(parents) <= nodes
     vocab = {token for text in texts for token in text}
@@ -93,7 +93,7 @@ def test_the_automaton_of_a_growing_text(module: Any, seed: int) -> None:
 @both
 @pytest.mark.parametrize("factor", [0.0, 1e19, 1e300, float("inf")])
 def test_any_factor_has_a_depth(module: Any, factor: float) -> None:
-    """A product that no integer holds is the budget."""
+    """A product beyond all integers means the whole budget."""
     automaton = module.Automaton()
     automaton.extend([1, 2, 3, 4, 5, 1, 2])
     assert automaton.grow(2, 1, factor, 0.1)[0] == ([3, 4] if factor else [3])
@@ -101,9 +101,11 @@ def test_any_factor_has_a_depth(module: Any, factor: float) -> None:
 
 @both
 @pytest.mark.parametrize("before", [(), (2000,)])
-def test_behind_a_hub_the_newest_continuations_count(module: Any, before: tuple[int, ...]) -> None:
-    """A token with 1,000 continuations: 128 of them are looked at, an old one that was seen again among them. before:
-    what stood in front of it up to the end, so that its state is a copy of another one.
+def test_the_newest_continuations_of_a_hub_count(module: Any, before: tuple[int, ...]) -> None:
+    """A token with 1,000 continuations, of which 128 are read. An old one that was seen again is among them.
+
+    Args:
+        before: Tokens before it, so that its state is a copy of another one.
     """
     automaton = module.Automaton()
     automaton.extend([token for at in range(1, 1001) for token in (*before, 0, at)] + [*before, 0, 7, 5000, 0])
@@ -112,8 +114,8 @@ def test_behind_a_hub_the_newest_continuations_count(module: Any, before: tuple[
 
 
 @both
-def test_what_comes_back_behind_longer_contexts_counts_as_new(module: Any) -> None:
-    """1 follows 0 in two places of three, always behind 2 as well, and 200 others once each in between."""
+def test_continuations_that_recur_after_longer_contexts_count_as_new(module: Any) -> None:
+    """1 follows 0 in two of three places, always after 2, and 200 others once each in between."""
     automaton = module.Automaton()
     automaton.extend([2, 0, 1, 3] * 100)
     for at in range(200):
@@ -124,10 +126,8 @@ def test_what_comes_back_behind_longer_contexts_counts_as_new(module: Any) -> No
 
 
 @both
-def test_a_periodic_text_is_counted_from_below(module: Any) -> None:
-    """Chains of suffix links are followed so far only: counts of long contexts are right, those of short ones are not
-    above the truth.
-    """
+def test_counts_of_a_periodic_text_are_lower_bounds(module: Any) -> None:
+    """Suffix links are followed up to a limit: counts of long contexts are exact, others are lower bounds."""
     automaton = module.Automaton()
     automaton.extend([5] * 300)
     assert automaton.match() == 299 and automaton.count([5] * 290) == 11
@@ -139,7 +139,7 @@ def test_a_periodic_text_is_counted_from_below(module: Any) -> None:
 
 @both
 @pytest.mark.parametrize("seed", range(8))
-def test_the_tree_of_texts_that_come_and_go(module: Any, seed: int) -> None:
+def test_the_tree_while_texts_are_added_and_removed(module: Any, seed: int) -> None:
     source = random.Random(seed)
     vocab, depth = source.choice([1, 2, 3, 8]), source.randrange(2, 8)
     tree, texts = module.CountedTree(depth), {}
@@ -175,7 +175,7 @@ def sorted_suffixes(stream: list[int]) -> list[int]:
 
 
 def some_stream(source: random.Random, vocab: int) -> tuple[list[int], list[list[int]]]:
-    """Documents with a separator (the vocabulary's size) behind each."""
+    """Returns documents, each followed by a separator (the vocabulary's size)."""
     documents = [[source.randrange(vocab) for _ in range(source.randrange(12))] for _ in range(source.randrange(1, 9))]
     return [token for document in documents for token in [*document, vocab]], documents
 
@@ -183,7 +183,7 @@ def some_stream(source: random.Random, vocab: int) -> tuple[list[int], list[list
 @both
 @pytest.mark.parametrize("seed", range(12))
 def test_arrays_of_documents(module: Any, seed: int) -> None:
-    """Ranges and counts are those of a search through the documents; nothing crosses a separator."""
+    """Ranges and counts equal a search through the documents; no match crosses a separator."""
     source = random.Random(seed)
     vocab = source.choice([1, 2, 4])
     arrays, documents = [], []
@@ -210,8 +210,8 @@ def test_arrays_of_documents(module: Any, seed: int) -> None:
 
 @both
 @pytest.mark.parametrize("beyond", [5, 6])
-def test_an_id_from_the_separator_on_is_nowhere(module: Any, beyond: int) -> None:
-    """Ends of documents hold such ids, and no context is looked up across them."""
+def test_ids_from_the_separator_on_are_not_found(module: Any, beyond: int) -> None:
+    """Such ids mark ends of documents, and no look-up crosses them."""
     stream = [1, 2, 5, 2, 3, 5]
     array = module.Array(np.array(stream, np.uint16), np.array(sorted_suffixes(stream), np.uint32), 5)
     for string in ([beyond], [2, beyond]):
@@ -221,7 +221,7 @@ def test_an_id_from_the_separator_on_is_nowhere(module: Any, beyond: int) -> Non
 
 
 @both
-def test_ties_go_to_the_elder_parent_and_the_lower_token(module: Any) -> None:
+def test_ties_go_to_the_earlier_parent_and_the_lower_token(module: Any) -> None:
     stream = [1, 5, 9, 1, 3, 9, 1, 4, 9]
     array = module.Array(np.array(stream, np.uint16), np.array(sorted_suffixes(stream), np.uint32), 9)
     assert module.look_up([array], [1], 1, 1, 100, 3, 1, 0.0) == ([3, 4, 5], [0, 0, 0], 1.0, 1)
@@ -229,8 +229,8 @@ def test_ties_go_to_the_elder_parent_and_the_lower_token(module: Any) -> None:
 
 
 @both
-def test_a_large_range_is_thinned_out_evenly(module: Any) -> None:
-    """900 of 1,000 places go on with 2, spread in order: so do nine tenths of 20 samples."""
+def test_a_large_range_is_sampled_evenly(module: Any) -> None:
+    """2 follows in 900 of 1,000 places, and in nine tenths of 20 samples."""
     stream = ([1, 2] * 900 + [1, 3] * 100) + [4]
     array = module.Array(np.array(stream, np.uint16), np.array(sorted_suffixes(stream), np.uint32), 4)
     tokens, _, expected, match = module.look_up([array], [1], 4, 1, 20, 8, 1, 0.0)
@@ -254,7 +254,7 @@ def test_bad_arguments(module: Any) -> None:
 
 @pytest.mark.skipif(compiled is None, reason="not built")
 @pytest.mark.parametrize("seed", range(6))
-def test_both_answer_alike_to_the_last_bit(seed: int) -> None:
+def test_both_agree_to_the_last_bit(seed: int) -> None:
     source = random.Random(seed)
     vocab = source.choice([2, 5, 30])
     pairs = [(module.Automaton(), module.CountedTree(9)) for module in (compiled, suffix_index_python)]
@@ -271,8 +271,8 @@ def test_both_answer_alike_to_the_last_bit(seed: int) -> None:
 
 @pytest.mark.skipif(compiled is None, reason="not built")
 @pytest.mark.parametrize("seed", range(3))
-def test_both_look_at_the_same_continuations_of_a_hub(seed: int) -> None:
-    """Through copies of states with many edges, and edges that are seen again."""
+def test_both_read_the_same_continuations_of_a_hub(seed: int) -> None:
+    """The texts lead through copies of states with many edges, and edges that are seen again."""
     source = random.Random(seed)
     pair, cut = (compiled.Automaton(), suffix_index_python.Automaton()), 0
     for _ in range(40):
@@ -288,8 +288,10 @@ def test_both_look_at_the_same_continuations_of_a_hub(seed: int) -> None:
 
 @pytest.mark.skipif(compiled is None, reason="not built")
 @pytest.mark.parametrize("seed", range(6))
-def test_both_run_the_same_races(seed: int) -> None:
-    """Trees under noise, of counts and of noted distributions: the same nodes, and what they promise up to rounding."""
+def test_both_use_the_same_gumbel_noise(seed: int) -> None:
+    """Trees under noise, from counts and from recorded distributions: the same nodes, and equal expectations up to
+    rounding.
+    """
     source = random.Random(seed)
     vocab, noise = source.choice([2, 5, 30]), (source.randrange(2**62), source.randrange(5000))
     text = [source.randrange(vocab) for _ in range(200)]
@@ -321,7 +323,7 @@ def test_both_run_the_same_races(seed: int) -> None:
 @both
 @pytest.mark.parametrize("top", [-0.05, -2.0])
 def test_successors_at_a_low_temperature_are_the_likeliest(module: Any, top: float) -> None:
-    """exp(log-probability / T) is 0 for all at T = 0.001; the distribution is that of the likeliest all the same."""
+    """At T = 0.001, exp(log-probability / T) is 0 for all tokens, and the likeliest one still gets all probability."""
     noted = module.Successors()
     values = np.array([[top, -3.5]] * 3, np.float32)
     noted.learn(np.arange(3), np.array([[1, 2], [2, 0], [0, 1]]), values)
@@ -330,9 +332,9 @@ def test_successors_at_a_low_temperature_are_the_likeliest(module: Any, top: flo
 
 
 @both
-def test_a_race_is_that_of_the_replay_noise(module: Any) -> None:
-    """Behind 1 came 2 three times and 3 once: under noise each is first where log(count) + noise is larger, and its
-    chance falls with what was never seen.
+def test_the_gumbel_max_uses_the_replay_noise(module: Any) -> None:
+    """After 1 came 2 three times and 3 once. Under noise the first is the one with the larger log(count) + noise, and
+    its probability falls with the weight of unseen tokens.
     """
     tree = module.CountedTree(9)
     for text in ([1, 2], [1, 2], [1, 2], [1, 3]):
@@ -340,8 +342,8 @@ def test_a_race_is_that_of_the_replay_noise(module: Any) -> None:
     firsts = set()
     for seed in range(40):
         noise = replay_noise(torch.tensor([seed]), torch.tensor([8], dtype=torch.int32), 4)[0].double()
-        race = torch.tensor([3.0, 1.0]).double() * noise[2:].exp()
-        won = race / race.sum() * torch.exp(-2 / race)  # two kinds behind a match of one token
+        weights = torch.tensor([3.0, 1.0]).double() * noise[2:].exp()
+        won = weights / weights.sum() * torch.exp(-2 / weights)  # two distinct tokens after a match of one token
         tokens, parents, expected, _ = tree.grow([1], 4, 4, 1, 1.0, 0.0, (seed, 7))
         assert tokens == [2 + at for at in won.argsort(descending=True).tolist()] and parents == [0, 0]
         assert expected == pytest.approx(float(won.sum()), rel=1e-5)

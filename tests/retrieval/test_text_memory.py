@@ -14,7 +14,7 @@ from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
 HOW = {"nodes": 4, "max_match": 8, "min_match": 1, "factor": 2.0, "min_probability": 0.1}
 
 
-def test_the_oldest_texts_make_room() -> None:
+def test_the_oldest_texts_are_evicted() -> None:
     memory = TextMemory(6)
     memory.add([1, 2, 3])
     memory.add([1, 2, 4])
@@ -61,7 +61,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         TextMemory(9).load(place)
 
 
-def test_sizes_that_hold_nothing_are_refused() -> None:
+def test_sizes_below_one_token_are_refused() -> None:
     for size, depth in ((0, 8), (8, 1)):
         with pytest.raises(ValueError, match="memory of texts: got max_tokens"):
             TextMemory(size, depth)

@@ -20,7 +20,7 @@ def tokens_in(words: torch.Tensor) -> set[int]:
 
 
 @given(st.sets(st.integers(0, 130)), st.integers(1, 5))
-def test_words_hold_the_ids_that_fit(ids: set[int], width: int) -> None:
+def test_mask_words_hold_the_ids_that_fit(ids: set[int], width: int) -> None:
     assert tokens_in(pack_token_ids(ids, width)) == {token for token in ids if token < 32 * width}
 
 
@@ -54,7 +54,7 @@ def test_every_node_gets_the_mask_of_its_own_path(grammar: ToyMatcher, data: Any
         tokens.append(data.draw(likely))
     wanted = data.draw(st.none() | st.sets(st.sampled_from(range(len(tokens)))))
     width = guide.width + data.draw(st.integers(0, 1))
-    for _ in range(2):  # the walk leaves the matcher where it was
+    for _ in range(2):  # the walk restores the matcher
         words = torch.full((len(tokens), width), -1, dtype=torch.int32)
         reached = guide.fill_masks(tokens, parents, words, wanted)
         assert guide.error is None
@@ -76,8 +76,8 @@ def test_every_node_gets_the_mask_of_its_own_path(grammar: ToyMatcher, data: Any
     assert grammar.states == [0], "the prototype was used up"
 
 
-class Moody(ToyMatcher):
-    """Raises at one token, in one verb."""
+class FailingMatcher(ToyMatcher):
+    """Raises at one token, in one method."""
 
     where, token = "advance", 7
 
@@ -90,7 +90,7 @@ class Moody(ToyMatcher):
     def advance(self, token: int) -> bool:
         self.here = token
         if token == self.token and self.where == "advance":
-            self.states = []  # a library that gave up may be in any state
+            self.states = []  # after an error, a library may be in any state
             raise RuntimeError("gave up")
         return False if token == self.token and self.where == "refuse" else super().advance(token)
 
@@ -102,12 +102,12 @@ class Moody(ToyMatcher):
 
 
 @pytest.mark.parametrize("where", ["advance", "fill_mask", "refuse"])
-def test_trouble_at_a_drafted_token_closes_that_node_only(where: str) -> None:
+def test_an_error_at_a_draft_token_masks_that_node_only(where: str) -> None:
     everything = ToyMatcher({0: dict.fromkeys(range(VOCAB), 0)}, [0], VOCAB)
-    moody = Moody(everything.moves, [0], VOCAB)
-    moody.where = where
+    failing = FailingMatcher(everything.moves, [0], VOCAB)
+    failing.where = where
     tokens, parents = [0, 3, 7, 5, 4, 7], [-1, 0, 0, 2, 1, 4]
-    guide = GrammarState(moody, [39], [1, 2])
+    guide = GrammarState(failing, [39], [1, 2])
     words = torch.zeros(6, 2, dtype=torch.int32)
     reached = guide.fill_masks(tokens, parents, words)
     assert reached == [True, True, True, False, True, True] and guide.error is not None
@@ -118,9 +118,9 @@ def test_trouble_at_a_drafted_token_closes_that_node_only(where: str) -> None:
     assert guide.error is None, "a draft that is gone must not end the request"
 
 
-def test_trouble_on_committed_tokens_allows_nothing_from_then_on() -> None:
-    moody = Moody({0: dict.fromkeys(range(VOCAB), 0)}, [0], VOCAB)
-    guide = GrammarState(moody, [39])
+def test_after_an_error_on_committed_tokens_no_token_is_allowed() -> None:
+    failing = FailingMatcher({0: dict.fromkeys(range(VOCAB), 0)}, [0], VOCAB)
+    guide = GrammarState(failing, [39])
     guide.advance([1, 7, 2])
     for _ in range(2):
         words = torch.full((2, 2), -1, dtype=torch.int32)
@@ -130,13 +130,13 @@ def test_trouble_on_committed_tokens_allows_nothing_from_then_on() -> None:
         guide.can_start()
 
 
-def test_tokens_behind_the_end_are_not_the_grammar_s() -> None:
+def test_tokens_after_the_end_are_not_checked() -> None:
     guide = GrammarState(ToyMatcher({0: {1: 1}, 1: {}}, [1], VOCAB), [5])
     guide.advance([1, 5, 30])
     assert guide.error is None
 
 
-def test_opening_says_whether_a_text_can_begin() -> None:
+def test_opening_checks_whether_a_text_can_begin() -> None:
     assert GrammarState(ToyMatcher({0: {1: 0}}, [], VOCAB), [2]).can_start()
     assert GrammarState(ToyMatcher({0: {}}, [0], VOCAB), [2]).can_start(), "an empty text is complete"
     assert not GrammarState(ToyMatcher({0: {}}, [], VOCAB), [2]).can_start()

@@ -1,4 +1,4 @@
-"""What requests change in logits: token counts that grow with the text, packing, and `process` on ragged trees."""
+"""Logits processors: token counts that grow with the text, packing, and `process` on ragged trees."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def held(counts: TokenCounts, row: int) -> dict[int, int]:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
-def test_counts_kept_while_texts_grow_equal_counts_of_the_whole(data: Any) -> None:
-    """Looked at after some of the changes only: what is not written yet is that of several texts."""
+def test_incremental_counts_equal_counts_of_the_whole_text(data: Any) -> None:
+    """Counts are read after some of the changes only, so unwritten changes of several texts accumulate."""
     counts = TokenCounts(CPU)
     texts: dict[int, tuple[list[int], list[int]]] = {}
     for _ in range(data.draw(st.integers(0, 12))):
@@ -64,7 +64,7 @@ def test_counts_kept_while_texts_grow_equal_counts_of_the_whole(data: Any) -> No
 
 
 def test_appending_writes_in_place() -> None:
-    """No table is rebuilt as long as there is room."""
+    """No table is rebuilt while there is space."""
     counts = TokenCounts(CPU)
     counts.join(2, [1, 2], [2])
     before = [table.data_ptr() for table in counts.tables()]
@@ -74,7 +74,7 @@ def test_appending_writes_in_place() -> None:
     assert held(counts, 2)[2] == 3 and held(counts, 2)[39] == 2
 
 
-def test_what_another_text_left_unwritten_does_not_reach_the_next_one_in_its_row() -> None:
+def test_unwritten_counts_of_a_text_do_not_reach_the_next_one_in_its_row() -> None:
     counts = TokenCounts(CPU)
     counts.join(0, [1, 2, 3], [4])
     counts.leave(0)
@@ -183,7 +183,7 @@ def test_the_distribution_of_every_node_is_that_of_its_own_text(dtype: torch.dty
 
 
 def test_chains_get_the_distributions_of_trees() -> None:
-    """A draft model's distributions after its own chains are those of `process` at the last node."""
+    """A draft model's distributions after its own chains equal those of `process` at the last node."""
     table = SamplingTable(CPU)
     chains = [[3, 2, 2], [1], [5, 4], [6, 7, 1, 1], [1, 2], [2, 2]]
     for row, changes in enumerate(ROWS):
@@ -201,7 +201,7 @@ def test_chains_get_the_distributions_of_trees() -> None:
     assert not torch.isnan(narrow.lse).any(), "a draft with a smaller vocabulary is left something"
 
 
-def test_a_draft_that_is_left_nothing_keeps_its_own_distribution() -> None:
+def test_a_draft_without_allowed_tokens_keeps_its_own_distribution() -> None:
     table = SamplingTable(CPU)
     table.set(0, SamplingParams(seed=1, allowed_token_ids=(10,)), 1, ENDS)
     table.set(1, SamplingParams(seed=1, banned_token_ids=(0,)), 1, ENDS)
@@ -215,7 +215,7 @@ def test_a_draft_that_is_left_nothing_keeps_its_own_distribution() -> None:
 @pytest.mark.filterwarnings("ignore:process_logits_overlay runs on its slow PyTorch reference")
 @pytest.mark.parametrize("folds", [False, True])
 def test_half_formats_keep_small_penalties(folds: bool) -> None:
-    """Logits near 20 have steps of 0.125 in bfloat16; a penalty of 0.05 must not vanish."""
+    """Logits near 20 have steps of 0.125 in bfloat16, and a penalty of 0.05 must not vanish."""
     table = SamplingTable(CPU)
     table.set(0, SamplingParams(seed=1, presence_penalty=0.05), 1, (), [1, 2])
     draft = Draft.chains([0], [[2]])
@@ -226,7 +226,7 @@ def test_half_formats_keep_small_penalties(folds: bool) -> None:
 
 
 @pytest.mark.parametrize("row", [{"banned_token_ids": (1,), "forced_tokens": {5: 3}}, ROWS[4], {"min_new_tokens": 2}])
-def test_forbidding_makes_no_wider_copy(row: dict[str, Any]) -> None:
+def test_masks_make_no_wider_copy(row: dict[str, Any]) -> None:
     """Bans, forced tokens, allowed tokens, grammars and minimal lengths are exact in half formats, in place."""
     table = SamplingTable(CPU)
     table.set(0, SamplingParams(seed=1, **row), 1, ENDS, [])
@@ -241,7 +241,7 @@ def test_forbidding_makes_no_wider_copy(row: dict[str, Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore:process_logits_overlay runs on its slow PyTorch reference")
 @pytest.mark.parametrize("folds", [False, True])
-def test_failures_name_the_place_and_the_reason(folds: bool) -> None:
+def test_errors_name_the_place_and_the_reason(folds: bool) -> None:
     table = SamplingTable(CPU)
     for row in range(3):
         limits: dict[str, Any] = {"allowed_token_ids": (1,)} if row < 2 else {}

@@ -1,6 +1,4 @@
-"""Log-probabilities of emitted tokens: those of the distribution they were chosen from, with and without
-speculation.
-"""
+"""Log-probabilities of emitted tokens: those of the target's distribution, with and without speculation."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def target() -> AutomatonTarget:
 
 @pytest.mark.parametrize("kind", ["plain", "chain", "tree", "token"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_every_emitted_token_has_the_probability_that_its_text_gave_it(kind: str, temperature: float) -> None:
+def test_every_emitted_token_has_the_target_s_probability(kind: str, temperature: float) -> None:
     model, prompts = target(), [[1], [2, 3, 2], [4, 4]]
     counts = (3, 0, None)
     wanted = [
@@ -51,7 +49,7 @@ def test_every_emitted_token_has_the_probability_that_its_text_gave_it(kind: str
     for prompt, own, handle, count in zip(prompts, wanted, handles, counts[:2], strict=False):
         assert count is not None and [each.token for each in handle.logprobs] == handle.tokens
         for at, each in enumerate(handle.logprobs):
-            # at temperature 0 the distribution is a point: what is reported is the softmax of the edited logits
+            # at temperature 0 the distribution is a point: the softmax of the processed logits is reported
             text = [*prompt, *handle.tokens[:at]]
             shown = own if temperature else SamplingParams(temperature=1.0, **(CHANGES | {"top_k": 0}))
             weights = edited_dist(model.logits_after(text), shown, prompt, handle.tokens[:at])
@@ -64,7 +62,7 @@ def test_every_emitted_token_has_the_probability_that_its_text_gave_it(kind: str
         assert engine.stats.tau > 1.3
 
 
-def test_tokens_without_weight_are_not_alternatives() -> None:
+def test_tokens_of_probability_zero_are_not_alternatives() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
     stats = distribution_stats(
         logits, torch.ones(1), torch.tensor([2], dtype=torch.int32), torch.ones(1), torch.zeros(1)
@@ -75,7 +73,7 @@ def test_tokens_without_weight_are_not_alternatives() -> None:
     assert token_logprobs(TokenDistributions(logits, *stats), [0], [], 3) == []
 
 
-def test_a_stop_inside_an_accepted_run_cuts_them_as_well() -> None:
+def test_a_stop_inside_an_accepted_run_cuts_logprobs_too() -> None:
     model = target()
     text = Engine(model).generate([[1]], SamplingParams(temperature=0, max_new_tokens=12))[0].tokens
     drafter = NoisyChain([[1, *text]], 1.0, VOCAB, num_draft_tokens=8)

@@ -1,4 +1,4 @@
-"""SamplingParams: bad values are refused with what was got and expected, good ones are normalised."""
+"""SamplingParams: errors name the value and what is expected; good values are normalised."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
-def test_bad_parameters_say_what_was_got_and_expected(name: str, value: object) -> None:
+def test_errors_name_the_value_and_what_is_expected(name: str, value: object) -> None:
     with pytest.raises(ValueError) as error:
         SamplingParams(**{name: value})
     message = str(error.value)
@@ -98,13 +98,13 @@ def test_logits_processors_are_normalised() -> None:
 
 @pytest.mark.parametrize("wanted", [{"min_new_tokens": 2**30}, {"forced_tokens": {2**30: 3}}], ids=str)
 def test_positions_stay_int32(wanted: dict[str, object]) -> None:
-    """A number that no text reaches would otherwise fail in the middle of a batch."""
+    """A position beyond int32 would otherwise fail inside a batch."""
     with pytest.raises(ValueError, match=str(2**30)):
         SamplingParams(max_new_tokens=2**40, **wanted)
 
 
 def test_limits_are_checked_against_a_vocabulary() -> None:
-    """The engine's refusals are tested in tests/engine/test_public_interface.py; these are the borders."""
+    """The limits themselves; tests/engine/test_public_interface.py tests the engine's errors."""
     SamplingParams(banned_token_ids=range(9)).check(10)
     SamplingParams(banned_token_ids=(9,), logit_bias={9: 1.0}, stop_token_ids=(9,)).check(10, (9,))
     SamplingParams(min_new_tokens=3).check(10, range(9))

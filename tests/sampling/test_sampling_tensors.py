@@ -1,4 +1,4 @@
-"""Packed sampling parameters, and the table of rows that they come from."""
+"""Packed sampling parameters, and the table of rows behind them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_kernels import replay_sample
     "rows", [[{"temperature": 0.7}, {}], [{"temperature": 0.0}] * 2, [{"top_k": 3}, {"temperature": 0.0}]]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_sample_replay_is_the_replayed_choice_of_the_distributions(
+def test_sample_replay_equals_replay_sample_of_the_distributions(
     rows: list[dict[str, float]], dtype: torch.dtype
 ) -> None:
     table = SamplingTable(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The target's distributions: every node has those of its request, with the minimum length at its own depth."""
+"""The target's distributions: every node has its request's parameters, with the minimum length at its own depth."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ def test_every_node_gets_the_distribution_of_its_row() -> None:
 
 @pytest.mark.parametrize("minimum", [0, 1, 3])
 def test_ends_are_forbidden_before_the_minimum_at_each_node_s_own_depth(minimum: int) -> None:
-    """Prompt of 4 tokens, root at position 4: one new token is there, a node at depth d decides new token d +
-    2.
-    """
+    """With a prompt of 4 tokens and the root at position 4, a node at depth d decides new token d + 2."""
     made = table(SamplingParams(min_new_tokens=minimum), SamplingParams(), stop_ids=(2, 5)).pack([0, 1])
     draft = Draft.trees([0, 1], [([1, 1, 1, 1], [-1, 0, 1, 0]), ([1], [-1])])
     logits = torch.zeros(5, 8)
@@ -66,7 +64,7 @@ def test_ends_are_forbidden_before_the_minimum_at_each_node_s_own_depth(minimum:
     assert (weights[4] > 0).all()
 
 
-def test_ends_beyond_the_vocabulary_of_the_logits_are_no_problem() -> None:
+def test_end_ids_beyond_the_logits_are_ignored() -> None:
     made = table(SamplingParams(min_new_tokens=2), stop_ids=(3, 99)).pack([0])
     draft = Draft.chains([0], [[1]])
     plan = tree_plan(draft.parents, draft.offsets)

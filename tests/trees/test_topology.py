@@ -1,4 +1,4 @@
-"""Shapes of trees: the best one against the dynamic program of the paper and against all trees, files, budgets."""
+"""Tree topologies: the optimum against the paper's dynamic program and all trees; files; budgets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_fast.trees.topology import Shape, best_shape, expected_tokens, read
 
 
 def optimum(rates: Sequence[Sequence[float]], nodes: int) -> float:
-    """Sequoia's recursion, with rates by depth: the most tokens that a tree of so many nodes can promise."""
+    """Sequoia's recursion with rates by depth: the largest expected number of tokens of a tree of this size."""
 
     @lru_cache(None)
     def tree(size: int, depth: int) -> float:  # a tree of `size` nodes with its root at `depth`
@@ -60,7 +60,7 @@ def test_the_best_shape_is_the_optimum_of_the_recursion() -> None:
             assert abs(expected_tokens(best_shape(rates, nodes), rates) - optimum(rates, nodes)) < 1e-9
 
 
-def test_no_shape_promises_more() -> None:
+def test_no_shape_expects_more_tokens() -> None:
     for seed in range(4):
         rates = some_rates(seed, 4, 3)
         best = best_shape(rates, 5)
@@ -79,7 +79,7 @@ def test_rates_that_rise_with_the_rank_are_noise() -> None:
     assert best_shape([[0.5, 0.6, 0.1]], 2) == best_shape([[0.5, 0.5, 0.1]], 2) == Shape((-1, 0, 0))
 
 
-def test_widths_level_by_level_and_what_a_budget_leaves() -> None:
+def test_widths_by_level_and_cuts_by_budget() -> None:
     shape = shape_of_widths((3, 2, 1))
     assert shape.parents == (-1, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9) and shape.num_nodes == 15
     assert shape.children(4)[:5] == ((1, 2, 3), (4,), (), (), ())
@@ -90,7 +90,7 @@ def test_widths_level_by_level_and_what_a_budget_leaves() -> None:
     ("parents", "message"),
     [((-1,), "got 1 nodes"), ((0, 0), "node 0 has parent 0"), ((-1, 1), "node 1 has parent 1"), ((-1, -1), "node 1")],
 )
-def test_lists_that_are_no_trees(parents: tuple[int, ...], message: str) -> None:
+def test_lists_that_are_not_trees(parents: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=f"tree shape: {message}"):
         Shape(parents)
 

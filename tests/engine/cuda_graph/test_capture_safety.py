@@ -1,4 +1,4 @@
-"""What a captured step may not do, checked on the program that would be captured; and that the check sees it."""
+"""The program of a CUDA-graph step does nothing that capture forbids, and the guard detects what is forbidden."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_the_guard_sees_what_cannot_be_captured(deed: Callable[[Tensor], Any]) -
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
 @pytest.mark.parametrize("kind", ["none", "coupled", "greedy"])
-def test_a_step_can_be_captured_and_meets_the_same_tensors_every_time(
+def test_a_step_can_be_captured_and_uses_the_same_tensors_every_time(
     family: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every replay runs under the guard: nothing forbidden, the same operators on the same shapes, and tensors from
+    """Every replay runs under the guard. It runs the same operators on the same shapes, and finds tensors from
     outside at the same addresses, while rows accept as much as they like and texts end.
     """
     runs = guard_programs(monkeypatch)
@@ -67,8 +67,8 @@ def test_a_step_can_be_captured_and_meets_the_same_tensors_every_time(
     } <= names
 
 
-def test_a_model_that_cannot_be_captured_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers looks at the tokens of GPT-2 on the host, to warn of padding."""
+def test_a_model_that_cannot_be_captured_continues_in_sync_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reads the tokens of GPT-2 on the host, to warn of padding."""
 
     wanted = SamplingParams(temperature=0, max_new_tokens=6)
     want = models.greedy_text("gpt2", 5, 6)
@@ -78,9 +78,9 @@ def test_a_model_that_cannot_be_captured_goes_on_without(monkeypatch: pytest.Mon
     assert "a CUDA-graph step failed" in engine.explain()
 
 
-def test_a_row_that_has_ended_is_left_alone_by_the_step_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host hears of an end one step late. Until then the device gives the row nothing, stores nothing of it, and
-    holds no token behind its end.
+def test_a_pending_step_does_not_change_a_row_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host learns of an end one step late. Until then the device emits no tokens for the row, stores none, and
+    keeps no token after its end.
     """
     run, seen = runner.StepProgram.__call__, set()
 
@@ -106,7 +106,7 @@ def test_a_row_that_has_ended_is_left_alone_by_the_step_under_way(monkeypatch: p
 
 
 def test_streams_graphs_and_events_belong_to_the_gpu_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With another GPU as the current one: it is the state's while a program is captured and while it is launched."""
+    """If another GPU is current, the state's GPU becomes current while a program is captured and launched."""
     gpu, current, seen = torch.device("cuda:1"), [torch.device("cuda:0")], []
 
     @contextmanager

@@ -1,6 +1,6 @@
-"""Captured steps: the same texts as steps that are not captured, whoever joins and leaves, wherever a text ends.
+"""CUDA-graph steps: the same texts as `sync` steps, while requests join and leave, wherever texts end.
 
-There is no GPU here: step_mode="graph" runs the program that would be captured as it is.
+Without a GPU, step_mode="graph" runs the program that would be captured.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ def drafter_of(kind: str, rows: int) -> Any:
     ],
 )
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_texts_are_those_of_steps_that_are_not_captured(
-    kind: str, rule: str, temperatures: tuple[float, ...], rows: int
-) -> None:
+def test_texts_are_those_of_sync_steps(kind: str, rule: str, temperatures: tuple[float, ...], rows: int) -> None:
     wanted, ends = requests(24, temperatures), (3,)
     made = {}
     for mode in ("sync", "graph"):
@@ -100,7 +98,7 @@ def test_transformers_models_and_a_ragged_batch() -> None:
     assert made[0] == made[1]
 
 
-def test_a_dry_pool_evicts_without_losing_a_token() -> None:
+def test_an_empty_pool_evicts_without_losing_a_token() -> None:
     wanted = [([1, 2, 3], SamplingParams(seed=at, max_new_tokens=20)) for at in range(6)]
     made = {}
     for mode, pages in (("sync", None), ("graph", 9)):
@@ -112,7 +110,7 @@ def test_a_dry_pool_evicts_without_losing_a_token() -> None:
 
 
 def test_steps_change_their_mode_when_requests_need_it() -> None:
-    """Requests with a bias come and go; the others' texts do not notice."""
+    """Requests with a bias join and leave; the texts of the others do not change."""
     plain = Engine(automaton(max_rows=4))
     wanted = [SamplingParams(seed=at, max_new_tokens=24) for at in range(3)]
     want = [handle.tokens for handle in plain.generate([[1], [2], [3]], wanted)]
@@ -180,7 +178,7 @@ def test_a_step_that_fails_falls_back_with_a_reason(caplog: pytest.LogCaptureFix
         (lambda: Engine(automaton(), drafter_of("coupled", 8), budget="goodput", step_mode="graph"), "goodput"),
     ],
 )
-def test_what_cannot_be_captured_says_why(make: Any, reason: str) -> None:
+def test_engines_that_cannot_be_captured_say_why(make: Any, reason: str) -> None:
     engine = make()
     assert engine.step_mode == "sync" and reason in engine.explain()
 
@@ -206,7 +204,7 @@ def test_a_mode_that_does_not_exist_is_refused() -> None:
         Engine(automaton(), step_mode="fast")
 
 
-def test_packing_says_where_nodes_belong() -> None:
+def test_packing_gives_the_places_of_nodes() -> None:
     packing = pack_nodes(torch.tensor([2, 0, 3], dtype=torch.int32), 3)
     assert packing.offsets.tolist() == [0, 2, 2, 5] and packing.inside.sum() == 5
     assert packing.row_of[:5].tolist() == [0, 0, 2, 2, 2] and packing.place[:5].tolist() == [0, 1, 0, 1, 2]
@@ -216,7 +214,7 @@ def test_packing_says_where_nodes_belong() -> None:
 @pytest.mark.parametrize("verb", ["observe", "propose"])
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_step_that_fails_half_way_costs_no_token(verb: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the commit, the cache holds more than the host was told; before it, the draft's holds what nobody saw."""
+    """After the commit, the target's cache is ahead of the host. Before it, the draft model's cache is ahead."""
     params = SamplingParams(seed=1, max_new_tokens=20)
     want = [handle.tokens for handle in Engine(automaton()).generate([[1, 2], [3]], params)]
     drafter = drafter_of("coupled", 8)
@@ -226,7 +224,9 @@ def test_a_step_that_fails_half_way_costs_no_token(verb: str, call: int, monkeyp
 
     def left(view: Any, rows: Any) -> None:
         leave(view, rows)
-        assert all(drafter._runner._stored[row][0] <= view.length(row) for row in rows), "what nobody saw is not held"
+        assert all(drafter._runner._stored[row][0] <= view.length(row) for row in rows), (
+            "the draft's cache is behind the text"
+        )
 
     monkeypatch.setattr(proposals, "leave", left)
 
@@ -242,7 +242,7 @@ def test_a_step_that_fails_half_way_costs_no_token(verb: str, call: int, monkeyp
     assert engine.stats.mean_alpha > 0.5, "the draft went on from the text"
 
 
-def test_an_interruption_behind_the_device_costs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_while_results_are_read_costs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(seed=1, max_new_tokens=20)
     want = Engine(automaton()).generate([[1, 2]], params)[0].tokens
     engine = Engine(automaton(), drafter_of("coupled", 8), step_mode="graph")
@@ -265,8 +265,8 @@ def test_an_interruption_behind_the_device_costs_no_token(monkeypatch: pytest.Mo
 
 
 def test_drafts_are_no_longer_than_texts() -> None:
-    """Programs, draft passes and results follow what a text has room for, not what was asked for it. A program does not
-    become smaller towards the end of a text: that would be another one to capture.
+    """Programs, draft passes and results follow the space left in a text, not the requested length. A program does not
+    become smaller towards the end of a text, because a smaller one would have to be captured.
     """
     for mode in ("sync", "graph"):
         drafter = drafter_of("coupled", 8)
@@ -296,9 +296,9 @@ def test_programs_are_few_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -
     assert widths <= {9, 8, 7, 6, 5, 4, 3, 2, 1, 0} and engine._graph_runner.capacities[-1].nodes == 1
 
 
-def test_a_row_without_draft_room_drafts_again_when_there_is_some() -> None:
-    """A perfect draft whose pool is too small for two texts at once: once the first has left, the other is as fast as
-    it was alone.
+def test_a_row_without_draft_memory_drafts_again_when_some_is_free() -> None:
+    """A perfect draft whose pool is too small for two texts at once. After the first has left, the other is as fast as
+    it is alone.
     """
     tau = {}
     for mode in ("sync", "graph"):
@@ -321,7 +321,7 @@ def test_a_row_without_draft_room_drafts_again_when_there_is_some() -> None:
 def test_a_drafter_that_raises_costs_its_rows_their_drafts(
     verb: str, bad: int | None, faults: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For one row, always; or once, whoever it is."""
+    """It raises always for one row, or once for any row."""
     params = [SamplingParams(seed=at, max_new_tokens=20) for at in range(2)]
     want = [handle.tokens for handle in Engine(automaton()).generate([[1, 2], [3]], params)]
     engine = Engine(automaton(), drafter_of("coupled", 8), step_mode="graph")
@@ -347,8 +347,8 @@ def test_a_drafter_that_raises_costs_its_rows_their_drafts(
     assert handles[1].stats.tau > 1.3, "the other row drafts"
 
 
-def test_a_step_names_all_that_took_part() -> None:
-    """Also those whose last tokens came from a step under way when steps stopped being captured."""
+def test_a_step_returns_all_requests_that_took_part() -> None:
+    """This includes requests whose last tokens came from a pending step when the mode changed to `sync`."""
     engine = Engine(automaton(max_rows=2), step_mode="graph")
     first = engine.submit([1], SamplingParams(seed=1, max_new_tokens=2))
     engine.step()
@@ -357,7 +357,7 @@ def test_a_step_names_all_that_took_part() -> None:
     assert first in engine.step() and first.finished
 
 
-def test_nothing_is_kept_of_requests_that_have_ended() -> None:
+def test_no_data_of_ended_requests_is_kept() -> None:
     engine = Engine(automaton(), step_mode="graph")
     handle = engine.submit([1], SamplingParams(seed=1, max_new_tokens=30))
     engine.step()
@@ -367,7 +367,7 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
 
 
 def test_inputs_are_written_when_rows_change_and_not_before_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text near its end has room for fewer drafts in every step: the device knows."""
+    """A text near its end has space for fewer draft tokens in every step. The device computes this itself."""
     writes: list[int] = []
     monkeypatch.setattr(
         runner, "upload_values", lambda values, place: (writes.append(1), place.copy_(torch.tensor(values)))
