@@ -1,4 +1,4 @@
-"""Failures of one request do not change others: models that return NaN; models, tokenizers and drafters that raise.
+"""Failures of one request do not change others: models that return NaN; models, tokenizers and drafters that raise."""
 
 from __future__ import annotations
 
