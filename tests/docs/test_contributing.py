@@ -1,4 +1,4 @@
-"""The examples of the contributing pages: a drafter with its test, a rule and an operator."""
+"""The examples of the contributing pages: two drafters with their tests, a rule and an operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from documents.programs import programs
 
 
 def test_the_examples_of_contributing_work(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The drafter and the rule decode like no drafter, the drafter's test passes, the operator picks its backend."""
+    """Drafters and rule decode like no drafter, the drafters' tests pass, the operator picks its backend."""
     import torch
     from oracles.automaton import AutomatonTarget, random_logits
 
@@ -23,18 +23,21 @@ def test_the_examples_of_contributing_work(root: Path, monkeypatch: pytest.Monke
     for document in [root / "CONTRIBUTING.md", *sorted((root / "docs/contributing").glob("*.md"))]:
         for block in programs(document):
             exec(compile(block.source, f"{document.name}:{block.line}", "exec", dont_inherit=True), scope)
-            monkeypatch.setitem(sys.modules, "specdec_fast.drafters.stutter", SimpleNamespace(**scope))
+            for name in ("stutter", "bigram"):
+                monkeypatch.setitem(sys.modules, f"specdec_fast.drafters.{name}", SimpleNamespace(**scope))
     scope["test_a_run_of_equal_tokens_is_drafted"]()
+    scope["test_pairs_of_the_text_are_drafted_when_they_return"]()
     params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
     texts = []
     for drafter, rule in (
         (None, "replay"),
-        (scope["DRAFTER"](), "replay"),
-        (scope["DRAFTER"](), scope["RULE"]),
+        (scope["StutterDrafter"](), "replay"),
+        (scope["BigramDrafter"](), "replay"),
+        (scope["BigramDrafter"](), scope["RULE"]),
     ):
         engine = Engine(AutomatonTarget(random_logits(5, 7)), drafter, rule=rule)
         texts.append([handle.tokens for handle in engine.generate([[1, 2], [3]], params)])
-    assert len(texts[0][0]) == 12 and texts == [texts[0]] * 3
+    assert len(texts[0][0]) == 12 and texts == [texts[0]] * 4
     try:
         x, scaled = torch.ones(2), scope["scaled"]
         with use_backend():
