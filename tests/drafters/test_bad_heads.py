@@ -1,6 +1,4 @@
-"""Heads that cannot serve a target, as the drafter's user meets them: the drafter, the place, what is wrong with it and
-what was expected, for every kind of head.
-"""
+"""Heads that cannot serve a target: errors name drafter, file, fault and expected value, for every kind."""
 
 from __future__ import annotations
 
@@ -31,19 +29,19 @@ def target() -> Any:
 
 
 def sound(name: str, folder: Path, hidden: int = heads.HIDDEN, vocab: int = heads.VOCAB) -> Path:
-    """The folder of a head for the tiny target."""
+    """Writes a valid head for the tiny target, and returns its folder."""
     if name == "medusa":
         save_medusa(MedusaHeads(hidden, vocab, 5), folder, base_model="x")
     elif name == "blockwise":
         save_blockwise(BlockwiseHeads(hidden, vocab, 3), folder, base_model="x")
     else:
         folder = Path(heads.options(name, folder)["head"])
-        told(folder, **({"eagle_aux_hidden_state_layer_ids": [0, 1, 1]} if name == "eagle3" else {}))
+        change_config(folder, **({"eagle_aux_hidden_state_layer_ids": [0, 1, 1]} if name == "eagle3" else {}))
     return folder
 
 
-def told(folder: Path, **fields: Any) -> None:
-    """config.json says something else."""
+def change_config(folder: Path, **fields: Any) -> None:
+    """Changes fields of config.json."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
 
@@ -55,7 +53,7 @@ def refused(name: str, head: Path | str, target: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sound_one_is_opened(name: str, target: Any, tmp_path: Path) -> None:
+def test_a_valid_head_is_opened(name: str, target: Any, tmp_path: Path) -> None:
     make_drafter(name, {"head": str(sound(name, tmp_path))}, target=target)
 
 
@@ -83,13 +81,13 @@ VOCABULARY = {
     [({"hidden": 32}, {"hidden_size": 32}, WIDTH), ({"vocab": 90}, {"vocab_size": 90}, VOCABULARY)],
     ids=["width", "vocabulary"],
 )
-def test_another_size(
+def test_wrong_sizes(
     name: str, built: dict[str, int], said: dict[str, int], messages: dict[str, str], target: Any, tmp_path: Path
 ) -> None:
     if name in ("medusa", "blockwise"):
         folder = sound(name, tmp_path, **built)
     else:
-        told(folder := sound(name, tmp_path), **said)
+        change_config(folder := sound(name, tmp_path), **said)
     refused(name, folder, target, messages[name])
 
 
@@ -121,10 +119,10 @@ def test_another_size(
         ("mtp", {"num_hidden_layers": 61}, "num_hidden_layers in config.json is 61, the target's is 2; take the"),
     ],
 )
-def test_another_number_of_heads_or_layers(
+def test_wrong_numbers_of_heads_or_layers(
     name: str, fields: dict[str, Any], message: str, target: Any, tmp_path: Path
 ) -> None:
-    told(folder := sound(name, tmp_path), **fields)
+    change_config(folder := sound(name, tmp_path), **fields)
     refused(name, folder, target, message)
 
 
@@ -147,7 +145,7 @@ def test_pickled_code_is_not_run(name: str, target: Any, tmp_path: Path) -> None
     pickled = folder / ("medusa_lm_head.pt" if name == "medusa" else "pytorch_model.bin")
     torch.save({"trap": Trap(tmp_path / "sprung")}, pickled)
     message = "it holds pickled code or objects, and they are not run; expected tensors only; convert it to safetensors"
-    if name == "blockwise":  # whose layout has no such file
+    if name == "blockwise":  # the layout of this head has no such file
         refused(name, folder, target, "got config.json, pytorch_model.bin; expected model.safetensors")
     else:
         refused(name, folder, target, rf"{pickled.name}: {message}")
@@ -162,7 +160,7 @@ def test_a_hub_id_without_a_network(name: str, target: Any, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tensor_that_is_not_there(name: str, target: Any, tmp_path: Path) -> None:
+def test_a_missing_tensor(name: str, target: Any, tmp_path: Path) -> None:
     folder = sound(name, tmp_path)
     file = next(file for file in folder.iterdir() if file.name != "config.json")
     tensors = torch.load(file) if file.suffix == ".bin" else load_file(file)

@@ -1,4 +1,4 @@
-"""Blockwise parallel decoding: how many passes an oracle needs, and the layout of its heads."""
+"""Blockwise parallel decoding: the number of passes of an oracle, and the layout of its heads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOCAB, HEADS = 9, 3
 
 
 def oracle(target: AutomatonTarget) -> BlockwiseHeads:
-    """State s, one-hot, becomes state s + 1 + k: the residual is taken away and the later state put there."""
+    """Heads that turn state s, one-hot, into state s + 1 + k: they subtract the residual and add the later state."""
     states = len(target.table)
     made = BlockwiseHeads(states, target.vocab_size, HEADS, inner_size=states)
     with torch.no_grad():
@@ -44,7 +44,7 @@ def some_heads(hidden: int, vocab: int) -> BlockwiseHeads:
 
 @pytest.mark.parametrize("new_tokens", [12, 21, 30])
 def test_an_oracle_needs_one_pass_per_block(new_tokens: int) -> None:
-    """ceil(m / k) passes for m tokens in blocks of k = heads + 1; the paper's further one is the prompt's."""
+    """m tokens in blocks of k = heads + 1 need ceil(m / k) passes. The paper counts the prompt's pass too."""
     source = random.Random(1)
     script = [source.randrange(VOCAB) for _ in range(60)]
     target = scripted(script, VOCAB)
@@ -62,7 +62,7 @@ def test_random_heads_cost_no_pass() -> None:
     assert handle.tokens == want.tokens and handle.stats.steps <= 30 and handle.stats.num_draft_tokens > 0
 
 
-def test_at_the_start_every_head_says_what_the_target_says() -> None:
+def test_untrained_heads_equal_the_target() -> None:
     heads, projection = BlockwiseHeads(6, VOCAB, HEADS), nn.Linear(6, VOCAB)
     states = torch.randn(4, 6)
     torch.testing.assert_close(heads(states, projection), projection(states).expand(HEADS, 4, VOCAB))
@@ -70,20 +70,20 @@ def test_at_the_start_every_head_says_what_the_target_says() -> None:
         heads(states)
 
 
-def test_saved_and_read_again_it_drafts_the_same(tmp_path: Path) -> None:
+def test_a_saved_and_reloaded_head_drafts_the_same(tmp_path: Path) -> None:
     target = models.target("llama", max_rows=2)
     heads = some_heads(target.hidden_size, target.num_embeddings)
     save_blockwise(heads, tmp_path, base_model="x", dtype=torch.float32)
-    told = []
+    counts = []
     for head in (heads, str(tmp_path)):
         engine = Engine(target, make_drafter("blockwise", {"head": head}, target=target))
         handle = engine.generate([models.prompt(17)], SamplingParams(temperature=0, max_new_tokens=20))[0]
         assert handle.tokens == models.greedy_text("llama", 17, 20)
-        told.append((handle.stats.num_draft_tokens, handle.stats.steps))
-    assert told[0] == told[1] and told[0][0] > 0
+        counts.append((handle.stats.num_draft_tokens, handle.stats.steps))
+    assert counts[0] == counts[1] and counts[0][0] > 0
 
 
-def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+def test_faults_are_named(tmp_path: Path) -> None:
     save_blockwise(some_heads(6, VOCAB), tmp_path, base_model="x")
 
     def load(**sizes: int) -> Any:

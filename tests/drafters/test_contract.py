@@ -1,4 +1,4 @@
-"""What every drafter must keep to, run for every registered name: a new drafter is tested by being there."""
+"""The contract of drafters, run for every registered name. A new drafter is tested without further entries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VOCAB, STATES, ROWS = 8, 23, 6
 
 
 def close_model(**shape: Any) -> AutomatonTarget:
-    """A model that is often right about `target`."""
+    """Returns a model that is often right about `target`."""
     logits = random_logits(STATES, VOCAB, seed=2) + 0.5 * random_logits(STATES, VOCAB, seed=3)
     return AutomatonTarget(logits, **{"max_rows": ROWS, **shape})
 
@@ -55,7 +55,7 @@ def some_heads(own: bool, ids: int | None) -> MedusaHeads:
 
 @lru_cache(maxsize=1)
 def two_datastores() -> list[Datastore]:
-    """Texts of the automaton itself, in two files that are mapped until the tests end."""
+    """Writes texts of the automaton into two files, which stay mapped until the tests end."""
     source, folder = random.Random(6), Path(mkdtemp())
     atexit.register(rmtree, folder, ignore_errors=True)
     for at in range(2):
@@ -156,10 +156,14 @@ VARIANTS = [
     for variant, build in BUILD.get(name, {"default": get_drafter(name)}).items()
 ]
 every_drafter = pytest.mark.parametrize("build", VARIANTS)
-# What these propose follows from the target's answers to their own drafts too, which no fresh one has heard:
-# test_contract_learning.py tells a fresh one the same steps.
-ANSWERED = [name for name in drafter_names() if get_drafter(name).needs.node_choices or get_drafter(name).needs.logits]
-by_text_alone = pytest.mark.parametrize("build", [each for each in VARIANTS if each.id.split("-")[0] not in ANSWERED])
+# What these propose depends on the target's results for their own drafts too, which a fresh drafter has not observed:
+# test_contract_learning.py replays the same steps to a fresh one.
+LEARNS_FROM_RESULTS = [
+    name for name in drafter_names() if get_drafter(name).needs.node_choices or get_drafter(name).needs.logits
+]
+by_text_alone = pytest.mark.parametrize(
+    "build", [each for each in VARIANTS if each.id.split("-")[0] not in LEARNS_FROM_RESULTS]
+)
 
 
 def rules_for(needs: Needs) -> list[str]:
@@ -204,11 +208,11 @@ def check(draft: Draft, state: DecodeState, rows: list[int], limits: list[int], 
             assert draft.dists is not None
             weights, ids = draft.dists.select(draft.dist_index[node : node + 1].long()).probs(), draft.dists.token_ids
             column = int(draft.tokens[node]) if ids is None else ids.tolist().index(int(draft.tokens[node]))
-            assert float(weights[0, column]) > 0, "drawn from a distribution that forbids it"
+            assert float(weights[0, column]) > 0, "sampled from a distribution that forbids it"
 
 
 @every_drafter
-def test_it_is_a_drafter(build: Callable[[], Any]) -> None:
+def test_it_implements_the_interface(build: Callable[[], Any]) -> None:
     made = build()
     assert isinstance(made, Drafter) and isinstance(made.needs, Needs)
     assert made.name in drafter_names() and made.num_draft_tokens >= 1
@@ -231,7 +235,7 @@ def test_drafts_are_well_formed_and_within_budget(build: Callable[[], Any]) -> N
 
 @every_drafter
 def test_a_proposal_depends_on_its_own_row_only(build: Callable[[], Any]) -> None:
-    """Alone, in a batch and in another order: the same drafts."""
+    """The drafts are the same alone, in a batch and in another order."""
     texts = prompts(4, seed=3)
 
     def drafted(order: list[int]) -> dict[int, list[int]]:
@@ -249,7 +253,7 @@ def test_a_proposal_depends_on_its_own_row_only(build: Callable[[], Any]) -> Non
 
 
 @every_drafter
-def test_asking_again_after_a_failed_step_is_harmless(build: Callable[[], Any]) -> None:
+def test_proposing_again_after_a_failed_step_gives_the_same_draft(build: Callable[[], Any]) -> None:
     made = build()
     state, rows = state_of(prompts(3))
     begin(made, target(), state, rows)
@@ -260,8 +264,8 @@ def test_asking_again_after_a_failed_step_is_harmless(build: Callable[[], Any]) 
 
 
 @every_drafter
-def test_released_rows_leave_nothing_behind(build: Callable[[], Any]) -> None:
-    """The drafts of a row that was used before are those of a fresh drafter."""
+def test_released_rows_leave_no_data(build: Callable[[], Any]) -> None:
+    """The drafts of a reused row equal those of a fresh drafter."""
     texts = prompts(3, seed=8)
     made = build()
     state, rows = state_of(prompts(3, seed=9))
@@ -269,7 +273,7 @@ def test_released_rows_leave_nothing_behind(build: Callable[[], Any]) -> None:
     proposal(made, state, rows, [4, 4, 4])
     made.release(rows)
     made.release(rows)  # idempotent
-    if made.needs.aux_hidden_states:  # a row that comes back without its states is not drafted for
+    if made.needs.aux_hidden_states:  # a row that returns without its hidden states gets no drafts
         made.begin(state, rows, None)
         assert proposal(made, state, rows, [4, 4, 4]).num_nodes == len(rows)
         made.release(rows)
@@ -291,7 +295,7 @@ def test_released_rows_leave_nothing_behind(build: Callable[[], Any]) -> None:
 @every_drafter
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_text_is_that_of_plain_decoding(build: Callable[[], Any], temperature: float) -> None:
-    """Under replay, with rows that come and go in a pool that is too small for all."""
+    """Under replay, with rows that join and leave, in a pool that is too small for all."""
     texts = prompts(12, seed=1)
     params = [
         SamplingParams(seed=at, temperature=temperature, max_new_tokens=5 + 2 * at, min_new_tokens=at % 5)
@@ -305,7 +309,7 @@ def test_the_text_is_that_of_plain_decoding(build: Callable[[], Any], temperatur
 
 
 @by_text_alone
-def test_after_some_steps_it_proposes_what_a_fresh_one_would(build: Callable[[], Any]) -> None:
+def test_after_some_steps_it_proposes_as_a_fresh_one(build: Callable[[], Any]) -> None:
     made = build()
     assert not made.needs.node_choices and not made.needs.logits
     engine = Engine(target(), made)
@@ -338,8 +342,8 @@ def test_it_never_costs_a_target_pass_and_a_second_call_repeats_the_first(build:
 
 
 @every_drafter
-def test_a_target_that_wants_the_opposite_costs_no_pass(build: Callable[[], Any]) -> None:
-    """What a model behind the drafter likes best this target likes least."""
+def test_an_opposite_target_costs_no_extra_pass(build: Callable[[], Any]) -> None:
+    """This target's likeliest tokens are the least likely ones of the draft model."""
     texts = prompts(3, seed=12)
     params = [SamplingParams(seed=at, temperature=[0.0, 1.0, 0.0][at], max_new_tokens=9 + at) for at in range(3)]
     engines = [Engine(AutomatonTarget(-target().table), made) for made in (None, build())]
@@ -351,7 +355,7 @@ def test_a_target_that_wants_the_opposite_costs_no_pass(build: Callable[[], Any]
 
 
 @every_drafter
-def test_every_rule_that_takes_it_serves_it(build: Callable[[], Any]) -> None:
+def test_it_works_under_every_rule_that_accepts_it(build: Callable[[], Any]) -> None:
     texts = prompts(6, seed=2)
     for rule in rules_for(build().needs):
         params = SamplingParams(temperature=0.0 if rule == "greedy" else 0.9, seed=4, max_new_tokens=16)

@@ -1,5 +1,7 @@
-"""What a drafter learns while a request runs belongs to that request: alone or among others, first or later, it drafts
-the same and accepts the same. Run for every variant of the contract suite, and an entropy stop that moves.
+"""A request's drafts depend on its own steps only: alone or in a batch, first or later, drafts and acceptance are
+equal.
+
+Run for every variant of the contract suite, and for an adaptive entropy stop.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from drafters.test_contract import ANSWERED, VARIANTS, close_model, target
+from drafters.test_contract import LEARNS_FROM_RESULTS, VARIANTS, close_model, target
 from oracles.head_drafts import begin
 
 from specdec_fast import Engine, SamplingParams, get_drafter
@@ -25,8 +27,8 @@ PARAMS = [
     for seed, (temperature, limit) in enumerate([(0.0, 17), (0.8, 7), (1.0, 12), (0.0, 15)])
 ]
 EVERYONE = tuple(range(len(TEXTS)))
-# Variants whose requests learn from each other on purpose. (So do forests that adapt: a request with few steps leans on
-# the acceptance of all. Those of the contract suite share their budget evenly.)
+# Variants whose requests learn from each other on purpose. Adaptive forests do so too, since a request with few steps
+# uses the acceptance of all. Those of the contract suite share their budget evenly.
 SHARED = {"recycling-prompts", "recycling-shared", "suffix-shared"}
 MOVING = {"pick": "sampled", "entropy_stop": 0.45, "entropy_goal": 0.6}
 OWN = [
@@ -39,7 +41,7 @@ Story = tuple[int, int, tuple[int, ...], list[list[int]]]
 
 
 def stories(engine: Engine, places: Sequence[int] = EVERYONE) -> list[Story]:
-    """Of each request: steps, drafted nodes, accepted ones by depth, and the nodes drafted in each of its steps."""
+    """Returns for each request: steps, draft nodes, accepted ones by depth, and draft nodes of each step."""
     made: Any = engine.drafter
     propose, drafts = made.propose, {}
 
@@ -65,16 +67,16 @@ def stories(engine: Engine, places: Sequence[int] = EVERYONE) -> list[Story]:
     ]
 
 
-def test_those_that_share_say_so() -> None:
+def test_drafters_that_share_declare_it() -> None:
     found = {each.id: each.values[0]() for each in VARIANTS if each.id in SHARED}
     assert found.keys() == SHARED
     assert all(getattr(made, "shared", False) or made.memory is not None for made in found.values())
-    assert {each.id for each in VARIANTS if each.values[0]().needs.cross_request} == SHARED, "coins are keyed by it"
+    assert {each.id for each in VARIANTS if each.values[0]().needs.cross_request} == SHARED, "uniforms are keyed by it"
 
 
 @for_each_own
 def test_a_request_learns_from_its_own_steps_alone(build: Callable[[], Any]) -> None:
-    """A ragged batch and each of its requests alone; then the batch once more, on the same engine."""
+    """Compares a ragged batch with each of its requests alone, and with the same batch again on the same engine."""
     engine = Engine(target(), build())
     together = stories(engine)
     assert sum(drafted for _, drafted, _, _ in together) > 20
@@ -83,8 +85,10 @@ def test_a_request_learns_from_its_own_steps_alone(build: Callable[[], Any]) -> 
 
 
 @for_each_own
-def test_nothing_is_left_of_requests_that_were_observed(build: Callable[[], Any]) -> None:
-    """After others have run on the same rows, one of them broken off: what a fresh drafter does, and holds."""
+def test_no_data_of_observed_requests_is_left(build: Callable[[], Any]) -> None:
+    """After others ran on the same rows, one of them cancelled, the drafter behaves as a fresh one and holds no more
+    data.
+    """
     made, fresh = build(), build()
     engine = Engine(target(), made)
     others = [engine.submit([*text, 6, 6], params) for text, params in zip(reversed(TEXTS), PARAMS, strict=True)]
@@ -101,24 +105,24 @@ def test_nothing_is_left_of_requests_that_were_observed(build: Callable[[], Any]
     assert stories(engine) == stories(Engine(target(), fresh))
 
 
-@pytest.mark.parametrize("build", [each for each in OWN if each.id.split("-")[0] in ANSWERED])
-def test_told_the_same_steps_of_one_row_a_fresh_one_proposes_the_same(build: Callable[[], Any]) -> None:
-    """For drafters that learn from the target's answers: what they propose for a row is what they heard of its steps,
-    whoever else was there and whatever row it was on.
+@pytest.mark.parametrize("build", [each for each in OWN if each.id.split("-")[0] in LEARNS_FROM_RESULTS])
+def test_a_fresh_one_that_observes_one_row_proposes_the_same(build: Callable[[], Any]) -> None:
+    """For drafters that learn from the target's results: proposals for a row depend on the steps of this row, and not
+    on other rows or on its number.
     """
     engine, budgets, steps = Engine(target(), build()), [], []
     made: Any = engine.drafter
-    proposes, hears = made.propose, made.observe
+    proposes, observe = made.propose, made.observe
 
     def proposed(view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         budgets.append(budget.nodes)
         return proposes(view, rows, budget, rng)
 
-    def heard(view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+    def observed(view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         steps.append((draft, acceptance, output, [list(view.tokens(row)) for row in draft.rows.tolist()]))
-        hears(view, draft, acceptance, output)
+        observe(view, draft, acceptance, output)
 
-    made.propose, made.observe = proposed, heard
+    made.propose, made.observe = proposed, observed
     for text, params in zip(TEXTS, PARAMS, strict=True):
         engine.submit([*text, *text], replace(params, max_new_tokens=40))
     for _ in range(6):
@@ -130,9 +134,9 @@ def test_told_the_same_steps_of_one_row_a_fresh_one_proposes_the_same(build: Cal
         row = state.join(text, params, len(text), ())
         begin(fresh, target(), state, [row])
         for limits, (draft, acceptance, output, texts) in zip(budgets, steps, strict=True):
-            part, answers, outputs = select_step_rows(draft, acceptance, output, [place])
+            part, own_acceptance, outputs = select_step_rows(draft, acceptance, output, [place])
             with torch.inference_mode():
                 own = fresh.propose(state, [row], Budget([limits[place]]), state.rng([row]))
             assert own.tokens.tolist() == part.tokens.tolist() and own.parents.tolist() == part.parents.tolist()
             state.append([row], [texts[place][state.length(row) :]])
-            fresh.observe(state, own, answers, outputs)
+            fresh.observe(state, own, own_acceptance, outputs)

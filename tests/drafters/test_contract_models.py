@@ -1,7 +1,7 @@
-"""What every drafter must keep to over real (tiny) models, run for every registered name, made as the program makes it.
+"""The contract of drafters over tiny transformers models, for every registered name, built as `load` builds it.
 
-One ragged batch of five per drafter and family: prompts of 1 to 200 tokens, temperatures 0, 0.7 and 1, lengths of their
-own, an end of text in the middle of a text, token 0 in a prompt and as padding and end of text, a vocabulary of 96.
+One ragged batch of five per drafter and family: prompts of 1 to 200 tokens, temperatures 0, 0.7 and 1, different
+lengths, an end inside a text, token 0 in a prompt and as padding and end of text, a vocabulary of 96.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ TEMPERATURES = (0.0, 0.7, 0.0, 1.0, 0.7)
 
 
 def datastore(folder: Path) -> dict[str, Any]:
-    """Texts of the target, so that something is found."""
+    """Writes a datastore of the target's texts, so that look-ups succeed."""
     texts = [[*models.prompt(n), *models.greedy_text("llama", n, 24)] for n in (5, 17, 40)]
     build(folder / "texts", texts, vocab_size=96)
     return {"datastore": str(folder / "texts"), "min_match": 1}
 
 
-# Options of drafters that cannot do without (a file, say), made in a folder of the test.
+# Required options of drafters (a file, for example), made in a folder of the test.
 OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
     **{name: (lambda folder, make=make: {"head": make(target("llama"))}) for name, make in models.HEADS.items()},
     "rest": datastore,
@@ -44,7 +44,7 @@ OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "eagle3": functools.partial(heads.options, "eagle3"),
     "mtp": functools.partial(heads.options, "mtp"),
 }
-# Drafters that a family has no use for, and what they say.
+# Drafters that do not support a family, and their messages.
 REFUSED = {("mtp", "gpt2"): "expected decoder layers with an RMS norm"}
 
 
@@ -59,7 +59,7 @@ def small(family: str) -> HuggingFaceTarget:
 
 
 def prompts() -> list[list[int]]:
-    """Ragged; every one of several tokens begins with token 0, which is the padding and an end of text as well."""
+    """Returns ragged prompts. Those of several tokens begin with token 0, which is padding and an end of text too."""
     return [[0, *models.prompt(length - 1)] if length > 1 else models.prompt(1) for length in LENGTHS]
 
 
@@ -72,7 +72,7 @@ def params(rotate: int = 0) -> list[SamplingParams]:
 
 @functools.cache
 def plain(family: str, rotate: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Texts of plain decoding and the ends of text that they were made with: token 0 and one that one of them meets."""
+    """Returns texts of plain decoding, and their end-of-text ids: token 0, and one that occurs in a text."""
     free = Engine(target(family)).generate(prompts(), params(rotate))
     ends = (0, free[0].tokens[13])
     handles = Engine(target(family), eos_token_ids=ends).generate(prompts(), params(rotate))
@@ -83,7 +83,7 @@ def plain(family: str, rotate: int) -> tuple[tuple[tuple[int, ...], ...], tuple[
 def made(name: str, family: str, folder: Path) -> Drafter:
     draft = (lambda: small(family)) if takes_draft(name) else None
     options = OPTIONS.get(name, lambda _: {})(folder)
-    if name == "mtp" and family != "llama":  # its layer is of the target's kind
+    if name == "mtp" and family != "llama":  # its layer has the target's architecture
         head = build_mtp_head(target(family))
         save_mtp(folder / family, head, target(family).num_layers)
         options = {"head": str(folder / family)}
@@ -91,7 +91,7 @@ def made(name: str, family: str, folder: Path) -> Drafter:
 
 
 def holds_committed(model: Any, engine: Engine, committed: dict[int, list[int]], family: str) -> None:
-    """A draft model holds, of every row, the keys of what was committed when it was asked; or nothing of it yet."""
+    """Checks that a draft model stores the committed keys of every row, or none yet."""
     for row, tokens in committed.items():
         if row in engine._running and int(model.cache.lengths[row]):
             holds(model, row, tokens, draft_reference(family), whole=False)
@@ -105,7 +105,7 @@ def draft_reference(family: str) -> Any:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", drafter_names())
 def test_five_ragged_rows_decode_as_without_drafts(name: str, family: str, tmp_path: Path) -> None:
-    """Texts equal, limits exact, passes never more; keys and values of target and draft equal a recompute."""
+    """Texts are equal, limits exact, passes not more; keys and values of target and draft equal a recomputation."""
     rotate = FAMILIES.index(family)
     if (name, family) in REFUSED:
         with pytest.raises(ValueError, match=REFUSED[name, family]):
@@ -146,10 +146,10 @@ def test_greedy_text_is_that_of_generate_and_a_second_call_repeats_the_first(nam
 
 
 @pytest.mark.parametrize("name", [name for name in drafter_names() if takes_draft(name)])
-def test_a_draft_that_is_the_target_is_never_corrected(name: str, tmp_path: Path) -> None:
-    """Every walk ends at a leaf; a chain of K gives K + 1 tokens in every step but the last."""
-    twin = HuggingFaceTarget(models.own("llama"), max_rows=5, max_length=320)
-    drafter = make_drafter(name, OPTIONS.get(name, lambda _: {})(tmp_path), target=target("llama"), draft=lambda: twin)
+def test_a_draft_that_is_the_target_is_always_accepted(name: str, tmp_path: Path) -> None:
+    """Every path ends at a leaf, and a chain of K gives K + 1 tokens in every step but the last."""
+    same = HuggingFaceTarget(models.own("llama"), max_rows=5, max_length=320)
+    drafter = make_drafter(name, OPTIONS.get(name, lambda _: {})(tmp_path), target=target("llama"), draft=lambda: same)
     engine = Engine(target("llama"), drafter)
     handles = engine.generate(
         prompts(), [SamplingParams(temperature=t, seed=4, max_new_tokens=21) for t in TEMPERATURES]
@@ -161,8 +161,8 @@ def test_a_draft_that_is_the_target_is_never_corrected(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", [name for name in drafter_names() if takes_draft(name)])
-def test_a_draft_that_is_always_wrong_costs_no_pass(name: str, tmp_path: Path) -> None:
-    """The draft's head is turned round: what the target likes best it likes least."""
+def test_a_draft_that_is_always_wrong_costs_no_extra_pass(name: str, tmp_path: Path) -> None:
+    """The draft's head is negated: the target's likeliest token is its least likely."""
     wrong = models.own("llama")
     with torch.no_grad():
         wrong.get_output_embeddings().weight.neg_()

@@ -1,5 +1,6 @@
-"""Every drafter under whatever requests may ask for at once: edits of all kinds, budgets, cancellations, pools that are
-too small. Under replay each text is the one that plain decoding writes for its request alone.
+"""Every drafter under all request options at once: logits processors, budgets, cancellations, pools that are too small.
+
+Under replay each text equals plain decoding of its request alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from oracles.toy_grammar import counting
 from specdec_fast import Engine, SamplingParams, get_rule
 from specdec_fast.engine.request import Handle
 
-# setting -> (how often, its values): each request takes some of them
+# setting -> (probability, values): each request takes some of them
 SETTINGS: dict[str, tuple[float, Callable[[random.Random], Any]]] = {
     "top_k": (0.3, lambda source: source.randrange(1, VOCAB + 1)),
     "top_p": (0.3, lambda source: source.choice([0.3, 0.7, 0.95])),
@@ -43,7 +44,7 @@ def settings(source: random.Random) -> dict[str, Any]:
 
 @cache
 def wanted(seed: int, count: int) -> list[tuple[list[int], SamplingParams, Handle]]:
-    """Requests that nothing contradicts, each with what plain decoding makes of it alone."""
+    """Returns requests without contradictions, each with its plain decoding."""
     source = random.Random(seed)
     found: list[tuple[list[int], SamplingParams, Handle]] = []
     while len(found) < count:
@@ -57,7 +58,7 @@ def wanted(seed: int, count: int) -> list[tuple[list[int], SamplingParams, Handl
         try:
             params = SamplingParams(**always, **settings(source))
             alone = engine.submit(prompt, params)
-        except ValueError:  # what is forced is banned, say
+        except ValueError:  # for example, a forced token is banned
             continue
         while not engine.idle:
             engine.step()
@@ -67,7 +68,7 @@ def wanted(seed: int, count: int) -> list[tuple[list[int], SamplingParams, Handl
 
 @every_drafter
 @pytest.mark.parametrize("seed", [0, 1])
-def test_texts_are_those_of_plain_decoding_whatever_is_asked(build: Callable[[], Any], seed: int) -> None:
+def test_texts_are_those_of_plain_decoding_under_all_options(build: Callable[[], Any], seed: int) -> None:
     source = random.Random(seed)
     asked = wanted(seed, 8)
     budget = "goodput" if seed else "fixed"

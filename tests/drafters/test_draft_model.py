@@ -1,4 +1,4 @@
-"""The draft-model drafter: its tokens are its model's own choices, its distributions the ones they were drawn from."""
+"""The draft-model drafter: tokens are its model's own, distributions those from which tokens were sampled."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_greedy_tokens_are_the_arg_max_whatever_the_temperature() -> None:
         assert chain == plain_decode(made.model.logits_after, prompt, SamplingParams(temperature=0, max_new_tokens=4))
 
 
-def test_drawn_tokens_carry_the_distributions_they_were_drawn_from() -> None:
+def test_sampled_tokens_carry_their_distributions() -> None:
     made = drafter(automaton(), pick="sampled")
     changes = {"temperature": 0.7, "top_k": 5, "top_p": 0.95}
     state, rows = joined(made, [[1, 2], [3], [4, 5, 6]], **changes)
@@ -84,8 +84,8 @@ def test_drawn_tokens_carry_the_distributions_they_were_drawn_from() -> None:
             assert np.allclose(weights[row].numpy(), want, atol=1e-6) and want[chains[at][depth]] > 0
 
 
-def test_drawn_tokens_follow_their_distribution() -> None:
-    """The joint distribution of two drafted tokens over many seeds."""
+def test_sampled_tokens_follow_their_distribution() -> None:
+    """The joint distribution of two draft tokens over many seeds."""
     made = drafter(automaton(vocab=4, max_rows=500), pick="sampled")
     seen: Counter[tuple[int, ...]] = Counter()
     for start in range(0, 4000, 500):
@@ -104,7 +104,7 @@ def test_drawn_tokens_follow_their_distribution() -> None:
     assert p_value(seen, exact) > 1e-3
 
 
-def test_accepted_tokens_are_not_fed_again_and_refused_ones_are_forgotten() -> None:
+def test_accepted_tokens_are_not_processed_again_and_rejected_ones_are_dropped() -> None:
     made = drafter(automaton(), pick="greedy")
     state, rows = joined(made, [[1, 2]])
     _, [chain] = propose(made, state, rows, [3])
@@ -128,13 +128,13 @@ def test_accepted_tokens_are_not_fed_again_and_refused_ones_are_forgotten() -> N
     text = list(state.tokens(0))
     assert third == plain_decode(made.model.logits_after, text, SamplingParams(temperature=0, max_new_tokens=1))
     fed.clear()
-    state.append(rows, [[*third, 5]])  # everything accepted, and a bonus
+    state.append(rows, [[*third, 5]])  # all accepted, and a bonus
     propose(made, state, rows, [1])
     assert fed == [2], "the last drafted token was never fed, so it is now, with the bonus"
 
 
-def test_asking_twice_without_new_tokens_gives_the_same() -> None:
-    """After a failed step the engine asks again."""
+def test_proposing_twice_without_new_tokens_gives_the_same() -> None:
+    """After a failed step, the engine calls `propose` again."""
     for pick in ("coupled", "greedy", "sampled"):
         made = drafter(automaton(), pick=pick)
         state, rows = joined(made, [[1, 2], [5]])
@@ -142,7 +142,7 @@ def test_asking_twice_without_new_tokens_gives_the_same() -> None:
         assert first == second
 
 
-def test_a_dry_pool_or_a_short_context_means_no_draft() -> None:
+def test_an_empty_pool_or_a_short_context_means_no_draft() -> None:
     made = drafter(automaton(num_pages=3, page_size=4))
     state, rows = joined(made, [[1, 2, 3], [4, 5]])
     _, chains = propose(made, state, rows, [4, 4])
@@ -152,7 +152,7 @@ def test_a_dry_pool_or_a_short_context_means_no_draft() -> None:
     assert [len(propose(made, state, rows, [limit])[1][0]) for limit in (3, 4)] == [3, 0]
 
 
-def test_minimum_lengths_bind_the_draft_too() -> None:
+def test_minimum_lengths_hold_for_the_draft_too() -> None:
     ends = (1, 2, 3, 4, 5)
     for pick in ("coupled", "greedy", "sampled"):
         made = drafter(automaton(), pick=pick)
@@ -162,8 +162,8 @@ def test_minimum_lengths_bind_the_draft_too() -> None:
         assert not set(propose(made, state, rows, [4])[1][0]) & set(ends)
 
 
-def test_vocabularies_of_unlike_size() -> None:
-    """A draft with padding is cut to the target's ids; ids that the draft does not know are stood in for."""
+def test_vocabularies_of_different_sizes() -> None:
+    """A draft with padding is cut to the target's ids. Ids unknown to the draft are replaced."""
     params = [SamplingParams(seed=seed, max_new_tokens=20) for seed in range(4)]
     prompts = [[1, 7], [7, 7, 3], [0], [6, 7]]
     want = [handle.tokens for handle in Engine(automaton()).generate(prompts, params)]
@@ -184,7 +184,7 @@ def test_vocabularies_of_unlike_size() -> None:
 
 
 @pytest.mark.parametrize("name", ["draft_model", "draft_tree", "forest"])
-def test_a_wider_draft_that_nobody_told_of_the_target_is_refused(name: str) -> None:
+def test_a_wider_draft_without_the_target_s_vocab_size_is_refused(name: str) -> None:
     wide = automaton(vocab=12)
     given = [get_drafter("draft_model")(wide)] * 2 if name == "forest" else wide
     made = get_drafter(name)(given)
@@ -200,16 +200,14 @@ def test_a_wider_draft_that_nobody_told_of_the_target_is_refused(name: str) -> N
         ({"pick": "best"}, "draft_model pick: got 'best'; expected one of coupled, sampled, greedy"),
     ],
 )
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+def test_bad_options(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         drafter(automaton(), **settings)
 
 
 @pytest.mark.parametrize("pick", ["sampled", "coupled"])
 def test_the_entropy_stop_ends_a_chain_before_an_uncertain_token_and_changes_nothing_before_it(pick: str) -> None:
-    """The bound of every distribution on the way is recomputed from the table; the tokens are those of a drafter
-    without it.
-    """
+    """Bounds are recomputed from the table. The tokens equal those of a drafter without a stop."""
     model = automaton()
     state = DecodeState(6, 64)
     prompts = [[1], [2, 3], [4, 4, 1], [0, 7], [5], [6, 1, 1, 2]]
@@ -237,8 +235,8 @@ def test_the_entropy_stop_ends_a_chain_before_an_uncertain_token_and_changes_not
 
 
 @pytest.mark.parametrize("pick", ["sampled", "coupled"])
-def test_an_entropy_goal_moves_each_request_s_stop_by_its_acceptance(pick: str) -> None:
-    """Rates and thresholds beside a table kept by hand; every chain ends where its own threshold says, not before."""
+def test_an_entropy_goal_adapts_each_request_s_stop(pick: str) -> None:
+    """Rates and thresholds equal a simple computation, and every chain ends at its own threshold."""
     model = AutomatonTarget(random_logits(23, VOCAB, seed=2) + 0.4 * random_logits(23, VOCAB, seed=3), max_rows=3)
     made = drafter(model, pick=pick, num_draft_tokens=4, entropy_stop=0.4, entropy_goal=0.6)
     engine = Engine(automaton(max_rows=3), made, rule="rejection" if pick == "sampled" else "replay")
@@ -270,7 +268,7 @@ def test_an_entropy_goal_moves_each_request_s_stop_by_its_acceptance(pick: str) 
     assert moves == {0.01, 0.0, -0.01} and ends >= {1, 2, 4} and not made._thresholds
 
 
-def test_a_moving_entropy_stop_that_has_risen_above_every_distribution_still_hears_of_the_first_token() -> None:
+def test_an_entropy_stop_above_every_distribution_still_drafts_one_token() -> None:
     made = drafter(automaton(), num_draft_tokens=4, entropy_stop=0.99, entropy_goal=0.9)
     handle = Engine(automaton(), made).generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=20))[0]
     assert handle.stats.steps - 1 <= handle.stats.num_draft_tokens <= handle.stats.steps, (

@@ -1,5 +1,5 @@
-"""Trees of a draft model: their shape is settled before anything is drawn, tokens come from the distributions that
-they name, and the cache holds what was accepted.
+"""Trees of a draft model: shapes are fixed before sampling, tokens follow their distributions, and the cache holds the
+accepted tokens.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def propose(made: Any, state: DecodeState, rows: list[int], limits: list[int]) -
 
 
 def families(draft: Draft, row: int) -> dict[int, list[int]]:
-    """Packed children of every node of a row, in order."""
+    """Returns the packed children of every node of a row, in order."""
     start, stop = draft.offsets.tolist()[row : row + 2]
     found: dict[int, list[int]] = {}
     for node in range(start + 1, stop):
@@ -69,7 +69,7 @@ def families(draft: Draft, row: int) -> dict[int, list[int]]:
 
 
 def path_to(draft: Draft, row: int, node: int) -> list[int]:
-    """Tokens from the root's first descendant down to a node."""
+    """Returns the tokens below the root down to a node."""
     start, tokens = int(draft.offsets[row]), []
     while node != start:
         tokens.append(int(draft.tokens[node]))
@@ -79,7 +79,7 @@ def path_to(draft: Draft, row: int, node: int) -> list[int]:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_the_shape_follows_widths_and_budget_alone(how: str) -> None:
-    """Level by level until the budget is spent; the same for every seed, so nothing drawn has a say in it."""
+    """The tree grows by levels until the budget is spent, and is the same for every seed: samples do not change it."""
     want = {
         9: [3, 2, 2, 2],
         15: [3, 2, 2, 2, 1, 1, 1, 1, 1, 1],
@@ -101,7 +101,7 @@ def test_the_shape_follows_widths_and_budget_alone(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_siblings_carry_their_marks_and_the_distribution_of_their_parent(how: str) -> None:
+def test_siblings_carry_their_kinds_and_the_distribution_of_their_parent(how: str) -> None:
     changes = {"temperature": 0.9, "top_k": 6, "top_p": 0.97}
     made = drafter(how, widths=(3, 2))
     prompts = [[1, 2], [3], [4, 5, 6]]
@@ -146,7 +146,7 @@ def test_coupled_siblings_are_the_largest_under_the_target_s_noise(temperature: 
 
 @pytest.mark.parametrize("how", ["hybrid", "iid", "without_replacement"])
 def test_siblings_follow_their_joint_distribution(how: str) -> None:
-    """Two children of the root and one of the first, over many seeds: draws of a step are independent of each other."""
+    """Two children of the root and one of the first, over many seeds: draws of a step are independent."""
     vocab = 4
     made = drafter(how, automaton(vocab=vocab), widths=(2, 1))
     seen: Counter[tuple[int, ...]] = Counter()
@@ -189,13 +189,13 @@ def test_a_distribution_with_few_tokens_gives_few_children(how: str) -> None:
 
 
 def drafter_with(other: Any, how: str) -> Any:
-    """A fresh drafter over the same table, whose row 0 has begun."""
+    """Returns a fresh drafter over the same table, with row 0 begun."""
     made = drafter(how)
     made.begin(DecodeState(1, 8), [0], None)
     return made
 
 
-def test_minimum_lengths_and_penalties_bind_every_node() -> None:
+def test_minimum_lengths_and_penalties_hold_at_every_node() -> None:
     ends = (1, 2, 3)
     for how in HOWS:
         made = drafter(how, widths=(3, 2))
@@ -213,14 +213,14 @@ def test_minimum_lengths_and_penalties_bind_every_node() -> None:
             for token in {1, 2, *path}:
                 level[token] = level[token] / 1.7 if level[token] > 0 else level[token] * 1.7
             level[list(ends)] = -np.inf
-            drawn = [node for node in children if int(draft.proposal_kinds[node]) != ProposalKind.DETERMINISTIC]
-            mine = draft.dists.select(draft.dist_index[drawn[:1]].long()).probs()[0]
+            sampled = [node for node in children if int(draft.proposal_kinds[node]) != ProposalKind.DETERMINISTIC]
+            mine = draft.dists.select(draft.dist_index[sampled[:1]].long()).probs()[0]
             assert np.allclose(mine.numpy(), dist(level, 0.8), atol=1e-6)
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_the_cache_holds_what_was_accepted_and_nothing_is_fed_twice(how: str) -> None:
-    """Over a transformers model, along paths of every length, with rows that skip steps."""
+def test_the_cache_holds_accepted_tokens_and_none_is_processed_twice(how: str) -> None:
+    """With a transformers model, along paths of every length, with rows that skip steps."""
     made = drafter(how, HuggingFaceTarget(models.kin("llama"), max_length=160, max_rows=4), widths=(3, 2, 1))
     fed: list[int] = []
     extend = made.model.extend
@@ -248,7 +248,7 @@ def test_the_cache_holds_what_was_accepted_and_nothing_is_fed_twice(how: str) ->
             text = list(state.tokens(row))
             holds(made.model, row, text[:-1], _kin())
         for at, row in enumerate(some):
-            leaf, depth = int(draft.offsets[at]), (step + row) % 4  # down by the last child at every node
+            leaf, depth = int(draft.offsets[at]), (step + row) % 4  # the path of the last child at every node
             for _ in range(depth):
                 leaf = families(draft, at).get(leaf, [leaf])[-1]
             state.append([row], [[*path_to(draft, at, leaf), int(draft.tokens[leaf]) % 50 + 1]])
@@ -257,7 +257,7 @@ def test_the_cache_holds_what_was_accepted_and_nothing_is_fed_twice(how: str) ->
 
 
 def test_a_dynamic_tree_is_recorded_as_it_was_scored_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of unlike budgets stop growing at unlike levels, one of them before its root has been left."""
+    """Rows with different budgets stop growing at different levels, one of them at its root."""
     made = drafter("top_k", depth=4, width=3)
     state, rows = joined(made, [[1, 2], [3], [4, 1]])
     scored: dict[int, tuple[list[int], list[int]]] = {}
@@ -306,7 +306,7 @@ def test_the_text_keeps_its_joint_distribution_over_steps(rule: str, how: str) -
     assert engine.stats.steps > 3000 and 0.1 < engine.stats.mean_alpha < 0.98
 
 
-def test_vocabularies_of_unlike_size() -> None:
+def test_vocabularies_of_different_sizes() -> None:
     params = [SamplingParams(seed=seed, max_new_tokens=20) for seed in range(4)]
     prompts = [[1, 7], [7, 7, 3], [0], [6, 7]]
     want = [handle.tokens for handle in Engine(automaton()).generate(prompts, params)]
@@ -319,7 +319,7 @@ def test_vocabularies_of_unlike_size() -> None:
             assert made.model.cache.pages.num_used == 0
 
 
-def test_a_dry_pool_or_a_short_context_means_no_draft() -> None:
+def test_an_empty_pool_or_a_short_context_means_no_draft() -> None:
     made = drafter("hybrid", automaton(num_pages=3, page_size=4))
     state, rows = joined(made, [[1, 2, 3], [4, 5]])
     assert propose(made, state, rows, [4, 4]).counts == (5, 1)
@@ -350,13 +350,13 @@ def test_the_rule_decides_how_siblings_are_picked() -> None:
         ({"how": "best"}, "draft_tree how: got 'best'; expected one of coupled, hybrid, iid, top_k"),
     ],
 )
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+def test_bad_options(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         get_drafter("draft_tree")(automaton(), **settings)
 
 
 def test_orders_of_siblings_are_all_possible() -> None:
-    """Without replacement every order occurs: the first drawn is not always the likeliest."""
+    """Without replacement every order occurs: the first sampled token is not always the likeliest."""
     made = drafter("without_replacement", automaton(vocab=3), widths=(3,))
     seen = set()
     for seed in range(0, 3 * ROWS, ROWS):

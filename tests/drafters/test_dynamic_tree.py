@@ -1,4 +1,4 @@
-"""Trees that grow by their scores, or have a shape from a file: against all paths, scored in float64."""
+"""Dynamic trees, and trees with a shape from a file, against all paths scored in float64."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_dynamic_tree_holds_the_best_of_all_paths(how: str, temperature: float
         assert set(paths[1:]) == set(best)
 
 
-def test_a_dynamic_tree_stops_growing_when_nothing_better_can_come() -> None:
-    """Four nodes: a draft that is sure of a chain grows to the end, one that knows nothing stops after a pass."""
+def test_a_dynamic_tree_stops_growing_when_no_better_node_can_follow() -> None:
+    """Four nodes: a confident draft grows a chain to the end, and a uniform one stops after one pass."""
     sure = scripted([1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 8)
     uncertain = AutomatonTarget(torch.zeros(23, 8))
     for model, passes in ((sure, 4), (uncertain, 1)):

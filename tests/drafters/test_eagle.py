@@ -1,6 +1,4 @@
-"""EAGLE drafters: trees, their distribution and their arithmetic, over automata whose head is right, nearly right
-or small.
-"""
+"""EAGLE drafters: trees, distributions and arithmetic, over automata with a perfect, imperfect or small head."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ CHAIN = (-1, 0, 1, 2)
 def test_a_head_that_is_the_target_gives_depth_plus_one_tokens_per_step(
     name: str, temperature: float, shape: Sequence[int] | None
 ) -> None:
-    """Right only with true features, tokens one place ahead of them and every node below its parent."""
+    """This holds only with true features, tokens one place ahead of them, and every node after its parent."""
     target = automaton()
     made = get_drafter(name)(target, AutomatonHead(automaton()), depth=0 if shape else 3, width=4, shape=shape)
     prompts = [[1, 2], [3, 3, 0, 7, 1], [5] * 9]
@@ -46,7 +44,7 @@ def test_a_head_that_is_the_target_gives_depth_plus_one_tokens_per_step(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rerank_keeps_the_best_of_all_paths(name: str) -> None:
-    """Two levels of eight tokens are looked at whole: 72 paths, scored in float64."""
+    """All 72 paths of two levels of eight tokens, scored in float64."""
     target, texts = automaton(), [[1, 2], [4, 4, 1, 7]]
     kept = list(range(8)) if name == "eagle" else [0, 2, 3, 5, 6]
     head = AutomatonHead(automaton(), kept=None if name == "eagle" else kept)
@@ -88,7 +86,7 @@ DIST = [
 def test_the_distribution_of_three_tokens_is_the_target_s(
     name: str, how: str, kept: Sequence[int] | None, params: dict[str, Any]
 ) -> None:
-    """Siblings drawn without replacement (or one of them), also from a vocabulary that lacks ids of the target."""
+    """Siblings are sampled without replacement (or one of them is), also from a reduced vocabulary."""
     table = random_logits(7, 4, seed=4)
     believed = AutomatonTarget(0.3 * table + 0.7 * random_logits(7, 4, seed=77), max_rows=500, max_length=16)
     target = AutomatonTarget(table, max_rows=500, max_length=16, page_size=4)
@@ -105,8 +103,8 @@ def test_the_distribution_of_three_tokens_is_the_target_s(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_token_0_is_a_token_like_others(name: str) -> None:
-    """A text of zeros with an end in it: what is past an end of a path is never taken for one."""
+def test_token_0_is_an_ordinary_token(name: str) -> None:
+    """A text of zeros with an end in it: padding after a path is not taken for tokens."""
     script = [0, 0, 0, 0, 5, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     target = scripted(script, 8)
     for head in (scripted(script, 8), scripted([0] * 20, 8), scripted([5, 3] * 10, 8)):
@@ -116,7 +114,7 @@ def test_token_0_is_a_token_like_others(name: str) -> None:
             assert handle.tokens == script[2:18]
 
 
-def test_a_row_whose_features_are_unknown_gets_no_draft_and_no_fault() -> None:
+def test_a_row_without_features_gets_no_draft_and_no_fault() -> None:
     target = automaton()
     made = get_drafter("eagle")(target, AutomatonHead(automaton()))
     state = DecodeState(4, 64)
@@ -131,19 +129,19 @@ def test_a_row_whose_features_are_unknown_gets_no_draft_and_no_fault() -> None:
     assert handle.stats.faults == 0 and handle.stats.steps < 5, "after the first step the features are known"
 
 
-def test_a_step_that_is_heard_twice_is_heard_once() -> None:
-    """As when another drafter of a forest fails on a row, and the rows are observed again one by one."""
+def test_a_step_that_is_observed_twice_counts_once() -> None:
+    """This happens if another drafter of a forest fails on a row, and rows are observed again one by one."""
     target = automaton()
     made = get_drafter("eagle")(target, AutomatonHead(automaton()), depth=3, width=4)
     once = made.observe
-    made.observe = lambda *told: (once(*told), once(*told))
+    made.observe = lambda *step: (once(*step), once(*step))
     params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=21)
     for handle in Engine(target, made).generate([[1, 2], [3, 3, 0, 7, 1], [4]], params):
         assert handle.stats.steps <= -(-21 // 4) + 1 and handle.stats.faults == 0
 
 
-def test_preempted_rows_begin_anew() -> None:
-    """A pool that is too small for all: rows are recomputed and their features with them."""
+def test_preempted_rows_start_anew() -> None:
+    """In a pool that is too small for all, rows are recomputed together with their features."""
     prompts, params = [[at % 8] * 6 for at in range(6)], SamplingParams(temperature=0.9, seed=2, max_new_tokens=24)
     want = [handle.tokens for handle in Engine(automaton()).generate(prompts, params)]
     target = automaton(num_pages=24, page_size=4)
@@ -166,7 +164,7 @@ def test_preempted_rows_begin_anew() -> None:
         ({"num_draft_tokens": 0}, "num_draft_tokens: got 0"),
     ],
 )
-def test_bad_options_say_what_is_wrong(name: str, options: dict[str, Any], message: str) -> None:
+def test_errors_of_bad_options(name: str, options: dict[str, Any], message: str) -> None:
     target = models.target("llama", max_rows=2) if isinstance(options.get("head"), str) else automaton()
     given = options if "head" in options or not options else {"head": AutomatonHead(automaton()), **options}
     with pytest.raises(ValueError, match=message):
@@ -175,7 +173,7 @@ def test_bad_options_say_what_is_wrong(name: str, options: dict[str, Any], messa
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_bundled_heads_work_out_of_the_box(name: str) -> None:
-    """The text of the bundled target, greedy and replayed, in fewer passes; the rule of drawn trees takes them too."""
+    """The text of the bundled target, greedy and replayed, in fewer passes; `recursive_rejection` works too."""
     plain = load("demo-target", max_rows=2, max_length=128)
     engine = load("demo-target", drafter=name, max_rows=2, max_length=128)
     prompts = ["def main(", "And it came to pass"]
@@ -184,18 +182,18 @@ def test_the_bundled_heads_work_out_of_the_box(name: str) -> None:
         handles = engine.generate(prompts, params)
         assert [handle.tokens for handle in handles] == [handle.tokens for handle in plain.generate(prompts, params)]
     assert engine.stats.tau > 2.0 and engine.stats.faults == 0
-    drawn = load(
+    sampled = load(
         "demo-target", drafter=name, drafter_options={"depth": 0}, rule="traversal", max_rows=2, max_length=128
     )
-    drawn.generate(prompts, SamplingParams(temperature=1.0, seed=3, max_new_tokens=48, ignore_eos=True))
-    assert drawn.stats.tau > 1.5 and drawn.stats.faults == 0
+    sampled.generate(prompts, SamplingParams(temperature=1.0, seed=3, max_new_tokens=48, ignore_eos=True))
+    assert sampled.stats.tau > 1.5 and sampled.stats.faults == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_bundled_heads_say_what_they_are(name: str) -> None:
+def test_the_bundled_heads_have_a_model_card(name: str) -> None:
     place = ASSETS / f"demo-{name}"
     config, card = (place / "config.json").read_text(), (place / "README.md").read_text()
     facts = json.loads(config)["training"]
     assert sum(path.stat().st_size for path in place.iterdir()) < 1.5e6
-    for told in (f"--steps {facts['step']}", f"{facts['accepted_1']:.2f}", f"{facts['tokens_per_step']:.2f}"):
-        assert told in card
+    for fact in (f"--steps {facts['step']}", f"{facts['accepted_1']:.2f}", f"{facts['tokens_per_step']:.2f}"):
+        assert fact in card

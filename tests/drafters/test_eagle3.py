@@ -1,4 +1,4 @@
-"""What is EAGLE-3's own: a vocabulary smaller than the target's, and layers by number. More in test_eagle.py."""
+"""Features of EAGLE-3 alone: a reduced vocabulary, and layers by number. The rest is in test_eagle.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_fast.core.draft import ProposalKind
 from specdec_fast.interfaces import Budget
 
 
-def test_drawn_tokens_carry_distributions_over_the_head_s_vocabulary() -> None:
+def test_sampled_tokens_carry_distributions_over_the_head_s_vocabulary() -> None:
     target, kept = automaton(), [0, 2, 3, 7]
     made = get_drafter("eagle3")(target, AutomatonHead(automaton(seed=9), kept), how="sampled", depth=0)
     draft = proposed(made, target, [[1, 2], [3, 1, 1]], 25, temperature=1.0)
@@ -23,13 +23,13 @@ def test_drawn_tokens_carry_distributions_over_the_head_s_vocabulary() -> None:
     assert draft.dists is not None and draft.dists.token_ids is not None
     assert draft.dists.logits.shape[1] == 4 and draft.dists.token_ids.tolist() == kept
     roots = set(draft.offsets.tolist()[:-1])
-    drawn = [node for node in range(draft.num_nodes) if node not in roots]
-    assert {int(draft.tokens[node]) for node in drawn} <= set(kept)
-    assert {int(draft.proposal_kinds[node]) for node in drawn} == {ProposalKind.SAMPLED_WITHOUT_EARLIER}
+    sampled = [node for node in range(draft.num_nodes) if node not in roots]
+    assert {int(draft.tokens[node]) for node in sampled} <= set(kept)
+    assert {int(draft.proposal_kinds[node]) for node in sampled} == {ProposalKind.SAMPLED_WITHOUT_EARLIER}
 
 
-def test_edits_reach_the_head_s_distribution_over_its_own_vocabulary() -> None:
-    """A banned token is not drafted, whatever the head thinks of it."""
+def test_processors_apply_to_the_head_s_reduced_vocabulary() -> None:
+    """A banned token is not drafted, for any logits of the head."""
     script = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5]
     target = scripted(script, 8)
     made = get_drafter("eagle3")(target, AutomatonHead(scripted(script, 8), (1, 2, 3, 4, 6)), depth=3, width=2)

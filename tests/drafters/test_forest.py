@@ -1,4 +1,4 @@
-"""Joined drafts: duplicates become one node, drawn tokens stay and come first, every drafter hears its own part."""
+"""Joined drafts: duplicates become one node, sampled tokens stay first, every drafter observes its own part."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ VOCAB = 8
 
 
 class Fixed:
-    """The same tree for every row, cut to its budget; remembers what it hears."""
+    """Drafts the same tree for every row, cut to its budget, and records what it observes."""
 
     name, num_draft_tokens = "fixed_tree", 9
 
     def __init__(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
         self.tree = (list(tokens), list(parents))
         self.needs = Needs(topology="tree", node_choices=True)
-        self.heard: list[tuple[Draft, Acceptance, TargetOutput]] = []
+        self.observed: list[tuple[Draft, Acceptance, TargetOutput]] = []
         self.limits: list[int] = []
 
     def begin(self, *args: Any) -> None:
@@ -45,7 +45,7 @@ class Fixed:
         return Draft.trees(rows, trees)
 
     def observe(self, view: Any, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        self.heard.append((draft, acceptance, output))
+        self.observed.append((draft, acceptance, output))
 
     def release(self, rows: Any) -> None:
         pass
@@ -72,7 +72,7 @@ def proposal(made: Any, prompts: list[list[int]], limits: list[int], **params: A
 
 
 def paths(draft: Draft) -> list[tuple[int, ...]]:
-    """Of the only row: every node as the tokens that lead to it."""
+    """Returns every node of the only row as its path of tokens."""
     found: list[tuple[int, ...]] = []
     for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
         found.append((*found[parent], token) if parent >= 0 else ())
@@ -86,14 +86,14 @@ def test_equal_paths_become_one_node() -> None:
     assert draft.num_nodes == 6 and draft.max_depth == 3
 
 
-def test_drawn_tokens_stay_come_first_and_keep_their_distributions() -> None:
-    """Chosen ones that are equal fold into them, with all that follows."""
-    drawn = get_drafter("draft_model")(automaton(), num_draft_tokens=3, pick="sampled")
+def test_sampled_tokens_stay_first_and_keep_their_distributions() -> None:
+    """Equal deterministic tokens merge into them, with their subtrees."""
+    sampled = get_drafter("draft_model")(automaton(), num_draft_tokens=3, pick="sampled")
     alone = proposal(get_drafter("draft_model")(automaton(), num_draft_tokens=3, pick="sampled"), [[6]], [3])
     first = alone.tokens.tolist()[1]
     beside = (first + 1) % VOCAB
-    chosen = Fixed([beside, first, 0], [0, 0, 2])
-    draft = proposal(forest(drawn, chosen, adapt=False), [[6]], [6])
+    deterministic = Fixed([beside, first, 0], [0, 0, 2])
+    draft = proposal(forest(sampled, deterministic, adapt=False), [[6]], [6])
     children = [node for node, parent in enumerate(draft.parents.tolist()) if parent == 0]
     assert [int(draft.tokens[node]) for node in children] == [first, beside]
     assert [int(draft.proposal_kinds[node]) for node in children] == [ProposalKind.SAMPLED, ProposalKind.DETERMINISTIC]
@@ -105,16 +105,16 @@ def test_drawn_tokens_stay_come_first_and_keep_their_distributions() -> None:
     assert int((draft.proposal_kinds == ProposalKind.SAMPLED).sum()) == 3
 
 
-def test_two_drafters_that_draw_the_same_token_both_have_it_tested() -> None:
+def test_a_token_that_two_drafters_sample_is_tested_twice() -> None:
     sure = [AutomatonTarget(random_logits(23, VOCAB, seed=2) * 50) for _ in range(2)]
-    twins = [get_drafter("draft_model")(model, num_draft_tokens=2, pick="sampled") for model in sure]
-    draft = proposal(forest(*twins, adapt=False), [[6]], [4])
+    equal = [get_drafter("draft_model")(model, num_draft_tokens=2, pick="sampled") for model in sure]
+    draft = proposal(forest(*equal, adapt=False), [[6]], [4])
     assert draft.num_nodes == 5 and int((draft.proposal_kinds == ProposalKind.SAMPLED).sum()) == 4
     assert len(set(draft.dist_index.tolist())) == 5 and len(set(draft.tokens.tolist()[1:3])) == 1
 
 
-def test_every_drafter_hears_of_its_own_nodes() -> None:
-    """Choices, logits and the accepted path, as they would be had it drafted alone."""
+def test_every_drafter_observes_its_own_nodes() -> None:
+    """Choices, logits and the accepted path are those of a drafter alone."""
     model = automaton()
     text = Engine(model).generate([[6]], SamplingParams(temperature=0, max_new_tokens=6))[0].tokens
     wrong = [(token + 1) % VOCAB for token in text]
@@ -124,7 +124,7 @@ def test_every_drafter_hears_of_its_own_nodes() -> None:
     engine.submit([6], SamplingParams(temperature=0, max_new_tokens=30))
     engine.step()
     for source, accepted, following in ((one, 2, text[2]), (other, 3, text[3])):
-        draft, acceptance, output = source.heard[0]
+        draft, acceptance, output = source.observed[0]
         assert draft.tokens.tolist() == [6, *source.tree[0]]
         assert int(acceptance.num_accepted[0]) == accepted and int(acceptance.next_token[0]) == following
         path = [node for node in acceptance.path[0].tolist() if node >= 0]
@@ -136,7 +136,7 @@ def test_every_drafter_hears_of_its_own_nodes() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_oracle_keeps_its_full_depth_beside_one_that_is_wrong(temperature: float) -> None:
+def test_an_oracle_keeps_its_full_depth_next_to_a_wrong_drafter(temperature: float) -> None:
     models = automaton(), AutomatonTarget(-automaton().table)
     made = forest(*[get_drafter("draft_model")(model, num_draft_tokens=4) for model in models], adapt=False)
     engine = Engine(automaton(), made)
@@ -149,8 +149,8 @@ def test_an_oracle_keeps_its_full_depth_beside_one_that_is_wrong(temperature: fl
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_heads_go_on_from_what_others_drafted(temperature: float) -> None:
-    """A head that is right looks one token ahead, another one three: all that is accepted is known to both."""
+def test_heads_continue_from_tokens_of_others(temperature: float) -> None:
+    """A perfect head drafts one token, another one three: both observe all accepted tokens."""
     target = automaton(max_rows=3)
     short, deep = (
         get_drafter("eagle")(target, AutomatonHead(automaton(max_rows=3)), depth=0, shape=shape)
@@ -172,7 +172,7 @@ def test_heads_go_on_from_what_others_drafted(temperature: float) -> None:
     assert set(sizes) == {2}, "a head that lacks a state of the target drafts nothing"
 
 
-def test_the_budget_goes_to_who_is_accepted() -> None:
+def test_the_budget_goes_to_the_accepted_drafter() -> None:
     script = AutomatonTarget(random_logits(23, VOCAB, seed=2), max_length=256)
     good = get_drafter("draft_model")(AutomatonTarget(random_logits(23, VOCAB, seed=2), max_length=256))
     bad = Fixed([3, 3, 3, 3, 3, 3, 3], [0, 1, 2, 3, 4, 5, 6])
@@ -183,8 +183,8 @@ def test_the_budget_goes_to_who_is_accepted() -> None:
     assert engine.stats.tau > 4
 
 
-def test_a_single_node_goes_to_who_is_accepted() -> None:
-    """A budget that is smaller than the number of drafters is not the first ones' by right."""
+def test_a_single_node_goes_to_the_accepted_drafter() -> None:
+    """A budget smaller than the number of drafters does not go to the first ones by default."""
     script = AutomatonTarget(random_logits(23, VOCAB, seed=2), max_length=256)
     good = get_drafter("draft_model")(AutomatonTarget(random_logits(23, VOCAB, seed=2), max_length=256))
     engine = Engine(script, forest(Fixed([3], [0]), good, num_draft_tokens=1))
@@ -193,7 +193,7 @@ def test_a_single_node_goes_to_who_is_accepted() -> None:
 
 
 def test_the_joint_distribution_under_the_tree_rules() -> None:
-    """Two draft models that draw, one drafter that chooses, in one tree; three tokens against exact chances."""
+    """Two sampling draft models and a deterministic drafter in one tree; three tokens against exact probabilities."""
     vocab, states = 4, 7
     table = random_logits(states, vocab, seed=4)
 
@@ -217,8 +217,8 @@ def test_the_joint_distribution_under_the_tree_rules() -> None:
 
 
 @pytest.mark.parametrize("rule", ["recursive_rejection", "traversal"])
-def test_drawn_siblings_of_two_drafters_are_drawn_apart(rule: str) -> None:
-    """Two drafters far from the target, equal to each other: coins that they shared would show in a single token."""
+def test_sampled_siblings_of_two_drafters_are_independent(rule: str) -> None:
+    """Two equal drafters far from the target: shared uniforms would bias a single token."""
     stay, vocab = torch.zeros(1, 4, dtype=torch.long), 4
     table, near = torch.tensor([[0.0, 0.7, 1.4, -0.5]]), torch.tensor([[1.6, 0.0, -0.2, 0.4]])
 
@@ -235,7 +235,7 @@ def test_drawn_siblings_of_two_drafters_are_drawn_apart(rule: str) -> None:
     assert p_value(Counter((handle.tokens[0],) for handle in handles), exact) > 1e-3
 
 
-def test_drafters_that_cannot_stand_beside_others() -> None:
+def test_drafters_that_cannot_be_joined() -> None:
     model = automaton()
     alone = get_drafter("draft_tree")(model, how="hybrid")
     with pytest.raises(ValueError, match="sampled without their deterministic siblings"):
@@ -252,8 +252,8 @@ def test_drafters_that_cannot_stand_beside_others() -> None:
     assert handle.stats.num_draft_tokens > 0 and handle.stats.faults == 0
 
 
-def test_score_only_are_no_drafts_of_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a window without guesses nothing can be accepted, so nothing is held against its drafter."""
+def test_score_only_nodes_do_not_count_as_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window without guesses cannot be accepted, so it does not lower the drafter's rate."""
     outcomes: list[Any] = []
     made = forest(get_drafter("lookahead")(pool_from_prompt=False), num_draft_tokens=12)
     monkeypatch.setattr(made._cost_models[0], "observe", lambda rows, asked, found: outcomes.extend(found))
@@ -263,8 +263,8 @@ def test_score_only_are_no_drafts_of_who_has_them(monkeypatch: pytest.MonkeyPatc
     assert outcomes[0].num_scored > 0 == outcomes[0].num_drafted == outcomes[0].depth == outcomes[0].depths_tested
 
 
-def test_distributions_over_part_of_a_vocabulary_stand_alone() -> None:
-    """Beside a drafter that draws too they are refused before anything runs; beside one that chooses they are fine."""
+def test_distributions_over_part_of_a_vocabulary_cannot_be_joined() -> None:
+    """With another sampling drafter they are refused at construction; with a deterministic one they work."""
 
     def head(how: str, kept: tuple[int, ...] | None = (0, 1, 2, 5, 7)) -> Any:
         return get_drafter("eagle3")(automaton(), AutomatonHead(automaton(), kept=kept), how=how, depth=0, width=3)
@@ -304,7 +304,7 @@ def test_bad_options_are_named() -> None:
         load("demo-target", drafter="forest", drafter_options={"of": "ngram,forest"}, max_rows=1)
 
 
-def test_forgetting_reaches_what_its_drafters_share() -> None:
+def test_forget_reaches_the_shared_data_of_its_drafters() -> None:
     shared = get_drafter("recycling")()
     made = get_drafter("forest")([get_drafter("ngram")(), shared])
     before = shared._shared_table

@@ -1,4 +1,4 @@
-"""Trees grow on the device: a proposal takes data to the host once, when all levels are there; observing takes none."""
+"""Trees grow on the device: a proposal reads data to the host once, after all levels; observing reads none."""
 
 from __future__ import annotations
 
@@ -56,10 +56,9 @@ def test_every_read_is_counted_once(deed: Callable[[Tensor], Any]) -> None:
 def test_a_proposal_of_any_depth_is_read_once(
     name: str, how: str | None, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For rows that are greedy, whose distributions run out of tokens, that have penalties and whose texts end, side
-    by side.
+    """The batch has greedy rows, distributions with few tokens, penalties and texts that end.
 
-    As it is on a device: on the CPU passes over dynamic trees are as large as these, and their drafts are the same.
+    Passes have the sizes of a GPU: on a CPU, passes over dynamic trees are as large, with the same drafts.
     """
     drafts = []
     for freely in (False, True) if depth else (False,):
@@ -69,7 +68,7 @@ def test_a_proposal_of_any_depth_is_read_once(
 
 
 def run(name: str, how: str | None, depth: int, tmp_path: Path, freely: bool) -> list[list[Any]]:
-    """All drafts of three texts."""
+    """Returns all drafts of three texts."""
     target = models.target("llama", max_rows=4, max_length=64)
     if name == "draft_tree":
         small = HuggingFaceTarget(models.kin("llama"), max_rows=4, max_length=64)
@@ -79,7 +78,7 @@ def run(name: str, how: str | None, depth: int, tmp_path: Path, freely: bool) ->
     else:
         own = {"depth": depth, "how": how}
         made = make_drafter(name, {**own, **heads.options(name, tmp_path)}, target=target)
-    propose, observe, counts, heard, nodes, deepest = made.propose, made.observe, [], [], set(), 0
+    propose, observe, counts, observe_reads, nodes, deepest = made.propose, made.observe, [], [], set(), 0
     drafts = []
 
     def watched(*args: Any) -> Any:
@@ -95,11 +94,11 @@ def run(name: str, how: str | None, depth: int, tmp_path: Path, freely: bool) ->
     def listened(*args: Any) -> None:
         with host_reads() as reads:
             observe(*args)
-        heard.extend(reads)
+        observe_reads.extend(reads)
 
     made.propose, made.observe = watched, listened
     asked: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_k": 2}, {"temperature": 0.7}]
-    if name != "eagle3" or depth:  # else a reduced vocabulary is drawn from as it is
+    if name != "eagle3" or depth:  # otherwise tokens are sampled from the reduced vocabulary itself
         asked[2] |= {"repetition_penalty": 1.3, "min_new_tokens": 4}
     params = [SamplingParams(seed=at, max_new_tokens=28 + at, **own) for at, own in enumerate(asked)]
     engine = Engine(target, made, rule="recursive_rejection" if made.needs.dists else "replay")
@@ -107,5 +106,5 @@ def run(name: str, how: str | None, depth: int, tmp_path: Path, freely: bool) ->
     assert [len(handle.tokens) for handle in handles] == [28, 29, 30] and engine.stats.faults == 0
     assert deepest >= 3 and len(nodes) > 2 and engine.stats.num_draft_tokens > 30
     assert freely or max(counts) == (how is not None)
-    assert not heard
+    assert not observe_reads
     return drafts

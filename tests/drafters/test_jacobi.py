@@ -1,4 +1,4 @@
-"""Jacobi decoding: iterations, prefixes, blocks, horizons and fills; its text is the contract suite's business."""
+"""Jacobi decoding: iterations, prefixes, blocks, horizons and fills. The contract suite tests its text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_right_fill_needs_one_pass_per_block(temperature: float, block: int 
 
 
 def test_after_k_passes_the_first_k_tokens_are_final_and_the_tail_is_the_next_iterate() -> None:
-    """Beside the iteration as published: y(k)_i = choice(y(k-1)_<i), everything from one fill, no cache."""
+    """Against the published iteration: y(k)_i = choice(y(k-1)_<i), from one fill, without a cache."""
     model, prompt, size = target(), [1, 2], 12
     guess, want = [0] * size, plain(0.0, size)
     made = drafter(fill=0, block=size)
@@ -96,8 +96,8 @@ def test_guesses_end_with_block_and_horizon() -> None:
     assert made.propose(state, [row], Budget([9]), state.rng([row])).counts == (1,)
 
 
-def test_a_request_that_joins_again_goes_on_in_its_block_and_keeps_its_horizon() -> None:
-    """After a preemption: blocks and horizon are counted from the prompt, not from what is there when it comes back."""
+def test_a_request_that_joins_again_continues_its_block_and_keeps_its_horizon() -> None:
+    """After a preemption, blocks and horizon count from the prompt, not from the text at its return."""
     made, sizes = drafter(block=5, horizon=12), []
     for generated in range(14):
         state = DecodeState(1, 64)
@@ -108,20 +108,20 @@ def test_a_request_that_joins_again_goes_on_in_its_block_and_keeps_its_horizon()
 
 
 def test_a_stop_inside_a_guess_that_is_not_final_is_no_stop() -> None:
-    """The fill is the end-of-sequence token itself, and the text does not end before its own."""
+    """The fill is the end-of-sequence token, and the text does not end early."""
     want = run(None).tokens
     assert run(drafter(fill=3)).tokens == want and want.count(3) <= 1
 
 
-def test_the_kept_tail_pays_where_choices_do_not_look_back() -> None:
-    """A target whose token depends on its position alone: the second pass is right everywhere."""
+def test_the_kept_tail_helps_if_choices_do_not_depend_on_earlier_tokens() -> None:
+    """The target's token depends on its position alone, so the second pass is right everywhere."""
     script = [1, 4, 2, 5, 7, 6, 0, 3, 2, 1, 6, 4]
     engine = Engine(scripted(script, VOCAB, max_rows=1, max_length=32), drafter(fill=0, num_draft_tokens=11))
     handle = engine.generate([[1]], SamplingParams(temperature=0, max_new_tokens=11))[0]
     assert handle.tokens == script[1:] and handle.stats.steps == 2
 
 
-def test_rules_without_choices_leave_the_arg_max_as_the_next_guess() -> None:
+def test_rules_without_choices_use_the_arg_max_as_the_next_guess() -> None:
     for rule in ("rejection", "block", "recursive_rejection"):
         made = drafter(num_draft_tokens=6)
         engine = Engine(target(), made, rule=rule)
@@ -162,12 +162,12 @@ def test_over_a_transformers_model() -> None:
         ({"fill": VOCAB}, r"fill: got token id 8; expected 0\.\.7"),
     ],
 )
-def test_bad_settings(options: dict[str, Any], message: str) -> None:
+def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^drafter jacobi: {message}"):
         make_drafter("jacobi", options, target=target())
 
 
-def test_a_draft_of_somebody_else_teaches_nothing() -> None:
+def test_a_draft_of_another_drafter_is_ignored() -> None:
     made, other = drafter(), drafter(fill=2)
     state = DecodeState(1, 64)
     row = state.join([1, 2, 4], SamplingParams(seed=1), 3, ())

@@ -1,4 +1,4 @@
-"""Self-speculation: what a draft step computes, that nothing committed is touched, when a draft ends."""
+"""Self-speculation: what a draft step computes, that committed data is unchanged, when a draft ends."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def proposed(made: Any, state: DecodeState, rows: list[int], limits: list[int]) 
 
 @torch.inference_mode()
 def written_out(skip: SkippedLayers, text: list[int], count: int) -> list[int]:
-    """A draft by another way: the whole model stores the prefix, copies without the sub-blocks' outputs go on."""
+    """Drafts differently: the whole model stores the prefix, and a copy without the sub-blocks' outputs continues."""
     from transformers import DynamicCache
 
     reduced = copy.deepcopy(deep())
@@ -92,7 +92,7 @@ def test_a_draft_is_that_of_the_reduced_model_over_the_exact_prefix(attention: A
     assert got == [written_out(skip, text, count) for text, count in zip(texts, (4, 3, 5), strict=True)]
 
 
-def test_with_everything_left_out_the_draft_is_the_head_over_the_embedding() -> None:
+def test_with_all_layers_skipped_the_draft_is_the_head_over_the_embedding() -> None:
     made = drafter(exit_after=0, stop="fixed")
     state, rows = joined(made, [models.prompt(5)])
     token, want = models.prompt(5)[-1], []
@@ -104,7 +104,7 @@ def test_with_everything_left_out_the_draft_is_the_head_over_the_embedding() -> 
 
 
 @pytest.mark.parametrize("pick", ["coupled", "sampled", "greedy"])
-def test_with_nothing_left_out_every_token_is_accepted(pick: str) -> None:
+def test_with_no_layer_skipped_every_token_is_accepted(pick: str) -> None:
     rule = {"coupled": "replay", "sampled": "rejection", "greedy": "greedy"}[pick]
     target = own()
     made = drafter(target, skip_attention=[], pick=pick, stop="fixed", num_draft_tokens=5)
@@ -133,7 +133,7 @@ def test_text_and_committed_keys_are_those_of_plain_decoding(options: dict[str, 
     assert target.cache.pages.num_used == 0 and engine.stats.num_draft_tokens > 20
 
 
-def test_a_draft_that_breaks_off_leaves_the_cache_as_it_was() -> None:
+def test_an_interrupted_draft_leaves_the_cache_unchanged() -> None:
     target = own()
     made = drafter(target, exit_after=2, stop="fixed")
     state, rows = joined(made, [models.prompt(9), models.prompt(4)])
@@ -165,7 +165,7 @@ def test_a_draft_that_breaks_off_leaves_the_cache_as_it_was() -> None:
 
 
 def test_each_request_s_threshold_follows_its_own_acceptance() -> None:
-    """Beside a table that is kept by hand from what requests report of their steps, row by row and step by step."""
+    """Thresholds equal a simple computation from the requests' reported steps."""
     target = automaton(max_rows=3)
     made = drafter(target, exit_after=2, threshold=0.3, goal=0.7, num_draft_tokens=4)
     engine, moves = Engine(target, made), set()
@@ -198,7 +198,7 @@ def sure(target: AutomatonTarget, made: Any, text: list[int]) -> float:
 
 
 @pytest.mark.parametrize("stop", ["adaptive", "fixed", "threshold"])
-def test_a_draft_ends_behind_the_first_token_that_is_not_sure(stop: str) -> None:
+def test_a_draft_ends_after_the_first_uncertain_token(stop: str) -> None:
     target = automaton()
     made = get_drafter("layer_skip")(target, exit_after=2, stop=stop, threshold=0.45, num_draft_tokens=9)
     texts = [[1, 2], [4], [7, 7, 3], [5, 1]]
@@ -218,7 +218,7 @@ def test_a_draft_ends_behind_the_first_token_that_is_not_sure(stop: str) -> None
 
 
 def test_the_threshold_belongs_to_its_request() -> None:
-    """Alone or among others, early or late: the same drafts and the same number of passes."""
+    """The same drafts and number of passes alone, in a batch, early or late."""
     params = [SamplingParams(temperature=0.8, seed=at, max_new_tokens=30) for at in range(6)]
     texts = [[at % 8, 3, (2 * at) % 8] for at in range(6)]
 
@@ -232,7 +232,7 @@ def test_the_threshold_belongs_to_its_request() -> None:
     assert steps(6) == steps(1) == steps(2)
 
 
-def test_what_is_left_out_when_nobody_says(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_skipped_layers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_DATA", str(tmp_path))
     target = own()
     assert drafter(target).skip == SkippedLayers((1, 2), (1, 2))
@@ -260,7 +260,7 @@ def test_what_is_left_out_when_nobody_says(tmp_path: Any, monkeypatch: pytest.Mo
         ({"num_draft_tokens": 0}, "num_draft_tokens: got 0; expected at least 1"),
     ],
 )
-def test_bad_settings(options: dict[str, Any], message: str) -> None:
+def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^drafter layer_skip: {message}"):
         make_drafter("layer_skip", options, target=automaton())
 

@@ -1,4 +1,4 @@
-"""Lookahead: the window's tree, the pool, short budgets; that its text is plain decoding's is checked on a grid."""
+"""Lookahead: the window's tree, the pool, short budgets, and texts over a grid of sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plain(temperature: float, length: int) -> list[int]:
 
 
 def path(draft: Draft, node: int) -> list[int]:
-    """Tokens from the root down to a node of the only row."""
+    """Returns the tokens from the root down to a node of the only row."""
     found = []
     while node >= 0:
         found.append(int(draft.tokens[node]))
@@ -55,7 +55,7 @@ def test_every_size_gives_the_text_of_plain_decoding(window: int, ngram: int, gu
 
 
 def watched(made: Any, engine: Engine, temperature: float, length: int, see: Any) -> Any:
-    """Run one request; `see(draft, acceptance, text before)` after each step."""
+    """Runs one request, and calls `see(draft, acceptance, text before)` after each step."""
     handle = engine.submit(PROMPT, SamplingParams(temperature=temperature, seed=5, max_new_tokens=length))
     observe = made.observe
 
@@ -73,8 +73,8 @@ def watched(made: Any, engine: Engine, temperature: float, length: int, see: Any
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_window_and_pool_equal_a_replay_with_explicit_prefixes(temperature: float) -> None:
-    """The window as published, token by token: what stands at (row, column) was chosen after its diagonal history, by a
-    target without cache; and the pool holds the newest G n-grams of each token.
+    """The published window, token by token: the token at (row, column) follows its diagonal history, by a target
+    without a cache. The pool holds the newest G n-grams of each token.
     """
     window, ngram, guesses, model = 4, 4, 2, target()
     made = drafter(window, ngram, guesses, pool_from_prompt=False)
@@ -90,7 +90,7 @@ def test_window_and_pool_equal_a_replay_with_explicit_prefixes(temperature: floa
         if draft.score_only is None:
             return
         score_only = [node for node in range(draft.num_nodes) if bool(draft.score_only[node])]
-        # every node's answer is the target's choice after the tokens on its own path
+        # every node's choice is the target's after the tokens on its path
         for node in range(draft.num_nodes):
             prefix = before[:-1] + path(draft, node)
             assert torch.allclose(output.logits[node], model.table[model.state_after(prefix)])
@@ -100,13 +100,13 @@ def test_window_and_pool_equal_a_replay_with_explicit_prefixes(temperature: floa
         full[0] += height == ngram - 1
         window_rows = [[root, *rows[0][1:]], *rows[1:]]
 
-        def answer(row: int, column: int) -> int:
+        def choice_at(row: int, column: int) -> int:
             history = window_rows[0][: column + 1] + [window_rows[each][column] for each in range(1, row + 1)]
             at = next(node for node in [0, *score_only] if path(draft, node) == history)
             assert len(before) - 1 + len(history) - 1 == len(before) - 1 + row + column
             return int(acceptance.node_choice[at])
 
-        fresh = [answer(height - 1, column) for column in range(len(rows[0]))]
+        fresh = [choice_at(height - 1, column) for column in range(len(rows[0]))]
         if height < ngram - 1:
             rows = [each[1:] for each in (*window_rows, fresh)]
         else:
@@ -173,7 +173,7 @@ def test_short_budgets_take_guesses_first_and_then_whole_columns() -> None:
     assert sizes == dict(enumerate(zip(guesses, columns, strict=True)))
 
 
-def test_poison_in_the_pool_never_changes_the_text() -> None:
+def test_wrong_n_grams_in_the_pool_do_not_change_the_text() -> None:
     source = random.Random(4)
     for temperature in (0.0, 1.0):
         made = drafter(3, 4, 5)
@@ -204,7 +204,7 @@ def test_n_grams_of_prompt_and_text_enter_the_pool_once_and_only_their_own_row()
 
 
 def test_it_speeds_up_a_text_that_repeats() -> None:
-    """A window alone finds what is to come where choices depend on positions; the pool finds what came before."""
+    """A window alone finds future tokens if choices depend on positions; the pool finds earlier n-grams."""
     script = [1, 4, 2, 5, 7, 6, 0, 3] * 6
     for options in ({"pool_from_prompt": True}, {"pool_from_prompt": False}):
         made = drafter(6, 4, 6, **options)
@@ -215,14 +215,14 @@ def test_it_speeds_up_a_text_that_repeats() -> None:
 
 @pytest.mark.parametrize("ngram", [2, 3, 5])
 def test_a_text_that_repeats_its_prompt_costs_one_pass_for_each_full_guess(ngram: int) -> None:
-    """With n-grams of the prompt nothing is ever refused: N tokens a pass, over three times the period."""
+    """With n-grams of the prompt all tokens are accepted: N tokens a pass, over three times the period."""
     script = [1, 4, 2, 5, 7, 6, 0, 3] * 5
     engine = Engine(scripted(script, VOCAB, max_rows=1, max_length=64), drafter(2, ngram, 1))
     handle = engine.generate([script[:12]], SamplingParams(temperature=0, max_new_tokens=24))[0]
     assert handle.tokens == script[12:36] and handle.stats.steps == -(-24 // ngram)
 
 
-def test_rules_without_choices_follow_the_arg_max() -> None:
+def test_rules_without_choices_use_the_arg_max() -> None:
     made = drafter(4, 3, 4)
     engine = Engine(target(), made, rule="traversal")
     checked = 0
@@ -264,6 +264,6 @@ def test_over_a_transformers_model_with_a_window_of_attention() -> None:
         ({"num_draft_tokens": 0}, "lookahead num_draft_tokens: got 0; expected at least 1"),
     ],
 )
-def test_bad_settings(options: dict[str, Any], message: str) -> None:
+def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         get_drafter("lookahead")(**options)

@@ -1,4 +1,4 @@
-"""Drafters made by name: whatever is wrong is told with the drafter's name in front and what to do at the end."""
+"""Drafters built by name: messages begin with the drafter's name and end with a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOCAB = 8
 
 
 class Letters:
-    """A tokenizer, as far as its vocabulary goes."""
+    """A tokenizer that has a vocabulary only."""
 
     def __init__(self, shift: int = 0) -> None:
         self.shift = shift
@@ -31,7 +31,7 @@ OURS, THEIRS = fingerprint(Letters()), fingerprint(Letters(1))
 
 
 def refused(name: str, **options: Any) -> str:
-    """What is said of options that cannot be served."""
+    """Returns the message for bad options."""
     with pytest.raises(ValueError) as error:
         make_drafter(name, options, target=AutomatonTarget(random_logits(5, VOCAB)), tokenizer=Letters())
     return str(error.value)
@@ -55,7 +55,7 @@ def cut(place: Path) -> Path:
 
 
 def spoilt(place: Path) -> Path:
-    """A letter of the header is another."""
+    """Changes a letter of the header."""
     place.write_bytes(place.read_bytes().replace(b"vocabulary", b"vocabulari"))
     return place
 
@@ -143,10 +143,10 @@ def test_a_file_of_layers_that_is_something_else(tmp_path: Path) -> None:
         ("draft_tree", {}, "got no draft model; expected draft=, a model of the target's family"),
     ],
 )
-def test_options_that_cannot_be_served(name: str, options: dict[str, Any], said: str) -> None:
+def test_bad_option_values(name: str, options: dict[str, Any], said: str) -> None:
     assert refused(name, **options) == f"drafter {name}: {said}"
 
 
-def test_what_is_wrong_with_a_drafter_of_a_forest_is_told_in_its_name() -> None:
+def test_errors_of_a_drafter_in_a_forest_name_that_drafter() -> None:
     assert refused("forest", of={"ngram": {"n_max": 0}, "recycling": {}}).startswith("drafter ngram: n_min, n_max: got")
     assert refused("forest", of="ngram,forest").startswith("drafter forest: of: got a forest; expected")

@@ -1,4 +1,4 @@
-"""Medusa: which state a draft starts from, which head a node draws on, published trees, and what an oracle accepts."""
+"""Medusa: the state a draft starts from, the head of each node, published trees, and what an oracle accepts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def medusa(target: Any, head: Any, **options: Any) -> Any:
 
 
 def oracle_heads(target: AutomatonTarget, heads: int) -> MedusaHeads:
-    """For a target whose state after a token is the next one whatever the token: head k knows what is k + 2 ahead."""
+    """Heads for a target whose state always advances by one: head k predicts the token k + 2 ahead."""
     states = len(target.table)
     made = MedusaHeads(states, target.vocab_size, heads, num_layers=0)
     assert made.lm_head is not None
@@ -58,7 +58,7 @@ def script(length: int, seed: int = 0) -> list[int]:
 
 @torch.inference_mode()
 def drafted(drafter: Any, texts: list[list[int]], states: torch.Tensor, limits: list[int], **params: Any) -> Draft:
-    """The draft for texts whose tokens but the last left these states, row after row."""
+    """Returns the draft for texts whose tokens before the last have these states, row after row."""
     state = DecodeState(len(texts), 99)
     rows = [state.join(text, SamplingParams(seed=at, **params), len(text), ()) for at, text in enumerate(texts)]
     drafter.begin(state, rows, TargetOutput(None, {"final_norm": states}))
@@ -68,7 +68,7 @@ def drafted(drafter: Any, texts: list[list[int]], states: torch.Tensor, limits: 
 
 
 def test_an_oracle_gives_depth_plus_one_tokens_per_step() -> None:
-    """Token 0 is in the script, so a place that was filled with it for want of another would show."""
+    """Token 0 is in the script, so padding with token 0 would be detected."""
     target = scripted(script(60), VOCAB)
     drafter = medusa(target, oracle_heads(target, 3), shape=CHAIN)
     for temperature in (0.0, 1.0):
@@ -78,7 +78,7 @@ def test_an_oracle_gives_depth_plus_one_tokens_per_step() -> None:
         assert handle.tokens == want.tokens and handle.stats.steps <= (9 if temperature == 0 else 11)
 
 
-def test_the_first_head_speaks_of_the_token_behind_the_root() -> None:
+def test_the_first_head_predicts_the_token_after_the_root() -> None:
     """An offset of one in either direction would draft another token of the script."""
     words = script(30)
     target = scripted(words, VOCAB)
@@ -104,7 +104,7 @@ def test_nodes_take_the_rank_of_their_heads() -> None:
 
 
 def test_the_noise_of_the_target_orders_the_tokens() -> None:
-    """Heads that know the distribution exactly: under replay a chain is accepted whole, at any temperature."""
+    """With exact heads, replay accepts whole chains at any temperature."""
     generator = torch.Generator().manual_seed(2)
     table = torch.randn(50, VOCAB, generator=generator)
     counting = torch.arange(1, 51).clamp(max=49)[:, None].expand(50, VOCAB).contiguous()
@@ -132,7 +132,7 @@ def test_a_reduced_vocabulary_drafts_its_own_tokens_only() -> None:
         assert set(draft.tokens[1:].tolist()) == {0, 4, 7}
 
 
-def test_siblings_differ_and_logits_that_are_no_numbers_do_no_harm() -> None:
+def test_siblings_differ_and_nan_logits_are_harmless() -> None:
     heads = random_heads(5, VOCAB, 4)
     drafter = medusa(AutomatonTarget(random_logits(5, VOCAB)), heads, num_draft_tokens=None)
     draft = drafted(drafter, [[1, 2, 3]], torch.randn(2, 5), [63])
@@ -143,7 +143,7 @@ def test_siblings_differ_and_logits_that_are_no_numbers_do_no_harm() -> None:
 
 
 def test_states_follow_the_text() -> None:
-    """What a step starts from is the state before the newest token, in every step: the target's own, recomputed."""
+    """Every step starts from the state before the newest token, which equals a recomputation by the target."""
     target = AutomatonTarget(random_logits(7, VOCAB, seed=4))
     drafter = medusa(target, random_heads(7, VOCAB, 3))
     engine = Engine(target, drafter)
@@ -158,7 +158,7 @@ def test_states_follow_the_text() -> None:
 
 
 def test_published_trees_are_those_of_the_authors() -> None:
-    """Node counts by depth as the research on the published code has them."""
+    """Node counts by depth equal those of the published code."""
     trees = published_trees()
     assert len(trees) == 9
     counts = {
@@ -190,7 +190,7 @@ def test_shapes_by_name_by_list_and_by_file(tmp_path: Path) -> None:
     assert medusa(target, heads, shape=deep.parents).num_draft_tokens == 4, "one level per head"
 
 
-def test_a_request_may_ask_for_more_than_the_drafter_takes_by_itself() -> None:
+def test_a_request_may_set_a_larger_budget_than_the_default() -> None:
     target, heads = AutomatonTarget(random_logits(5, VOCAB)), random_heads(5, VOCAB, 2)
     few = medusa(target, heads, shape=(-1, 0, 0, 0, 1, 1), num_draft_tokens=2)
     draft = drafted(few, [[1, 2]] * 3, torch.randn(3, 5), [few.num_draft_tokens, 4, 60], temperature=0)
@@ -203,15 +203,15 @@ def test_over_a_model_text_is_equal_and_a_reloaded_head_drafts_the_same(tmp_path
     heads = models.medusa_heads(target)
     for layout in ("fasterdecoding", "vllm"):
         save_medusa(heads, tmp_path / layout, base_model="x", layout=layout, dtype=torch.float32)
-    told = []
+    runs = []
     for head in (heads, str(tmp_path / "fasterdecoding"), str(tmp_path / "vllm")):
         engine = Engine(target, make_drafter("medusa", {"head": head}, target=target))
         params = [SamplingParams(temperature=t, seed=4, max_new_tokens=24) for t in (0.0, 1.0)]
         handles = engine.generate([models.prompt(17), models.prompt(5)], params)
         assert handles[0].tokens == models.greedy_text(family, 17, 24)
-        told.append([(handle.tokens, handle.stats.num_draft_tokens, handle.stats.steps) for handle in handles])
-    assert told[0] == told[1] == told[2]
-    for (_, drafted_now, steps), (handle_tokens, *_) in pairwise(told[0]):
+        runs.append([(handle.tokens, handle.stats.num_draft_tokens, handle.stats.steps) for handle in handles])
+    assert runs[0] == runs[1] == runs[2]
+    for (_, drafted_now, steps), (handle_tokens, *_) in pairwise(runs[0]):
         assert drafted_now > 0 and steps <= len(handle_tokens)
 
 
@@ -240,7 +240,7 @@ def test_a_target_without_a_bundled_head_asks_for_one(tmp_path: Path) -> None:
 
 
 def test_the_bundled_heads_work_out_of_the_box() -> None:
-    """Greedy and replayed text of the bundled target in fewer passes, with the tree that was measured for them."""
+    """Greedy and replayed text of the bundled target takes fewer passes, with the tree that was measured for it."""
     plain = load("demo-target", max_rows=2, max_length=128)
     engine = load("demo-target", drafter="medusa", max_rows=2, max_length=128)
     drafter: Any = engine.drafter

@@ -1,4 +1,4 @@
-"""Multi-token prediction drafts chains, or trees: their length, their distribution and their text."""
+"""Multi-token prediction with chains and trees: lengths, distributions and texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from specdec_fast.rules import get_rule
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 3}, {"depth": 3, "width": 4}])
 def test_a_head_that_is_the_target_gives_four_tokens_per_step(temperature: float, options: dict[str, Any]) -> None:
-    """Right only with true features, tokens one place ahead of them, and its own output behind the newest token."""
+    """This holds only with true features, tokens one place ahead of them, and the head's own output after the newest
+    token.
+    """
     target = automaton()
     made = get_drafter("mtp")(target, AutomatonHead(automaton()), **options)
     params = SamplingParams(temperature=temperature, seed=3, max_new_tokens=21)
@@ -29,7 +31,7 @@ def test_a_head_that_is_the_target_gives_four_tokens_per_step(temperature: float
         assert handle.stats.steps == -(-21 // 4) and handle.stats.faults == 0
 
 
-def test_chains_are_for_rules_that_take_chains_and_trees_are_not() -> None:
+def test_rules_for_chains_get_chains() -> None:
     def made(**options: Any) -> Any:
         return get_drafter("mtp")(automaton(), AutomatonHead(automaton()), **options)
 
@@ -43,7 +45,7 @@ def test_chains_are_for_rules_that_take_chains_and_trees_are_not() -> None:
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "recursive_rejection", "traversal"])
 def test_the_distribution_of_three_tokens_is_the_target_s(rule: str) -> None:
-    """Drawn chains, from a head that believes in a mixture of the target and something else."""
+    """Sampled chains, from a head whose distribution mixes the target with another table."""
     table = random_logits(7, 4, seed=4)
     believed = AutomatonTarget(0.5 * table + 0.5 * random_logits(7, 4, seed=77), max_rows=500, max_length=16)
     target = AutomatonTarget(table, max_rows=500, max_length=16, page_size=4)
@@ -58,7 +60,7 @@ def test_the_distribution_of_three_tokens_is_the_target_s(rule: str) -> None:
 
 
 def test_the_module_is_found_in_the_target_s_own_checkpoint(tmp_path: Path) -> None:
-    """No option names it; transformers leaves keys that are not the target's aside."""
+    """No option names it. transformers ignores keys that are not the target's."""
     model = models.own("llama")
     model.save_pretrained(tmp_path / "own")
     tensors = {key: value.clone() for key, value in model.state_dict().items()} | heads.mtp_tensors("qwen")
@@ -83,13 +85,13 @@ def test_the_module_is_found_in_the_target_s_own_checkpoint(tmp_path: Path) -> N
         ({"num_draft_tokens": 0}, "num_draft_tokens: got 0"),
     ],
 )
-def test_bad_options_say_what_is_wrong(options: dict[str, Any], message: str) -> None:
+def test_errors_of_bad_options(options: dict[str, Any], message: str) -> None:
     target: Any = models.target("llama", max_rows=2) if "head" in options else automaton()
     given = options if "head" in options else {"head": AutomatonHead(automaton()), **options}
     with pytest.raises(ValueError, match=message):
         get_drafter("mtp")(target, **given)
 
 
-def test_a_target_without_a_checkpoint_is_told_what_to_give() -> None:
+def test_a_target_without_a_checkpoint_needs_an_option() -> None:
     with pytest.raises(ValueError, match="mtp head: got none; expected -o head=FOLDER"):
         get_drafter("mtp")(models.target("llama", max_rows=2))

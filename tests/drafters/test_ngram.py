@@ -1,4 +1,4 @@
-"""Prompt lookup: what it copies, checked against a search that reads the whole text each time."""
+"""Prompt lookup against a search that reads the whole text each time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from specdec_kernels import ngram_match
 
 
 def search(tokens: list[int], limit: int, n_max: int, n_min: int, match: str) -> list[int]:
-    """The tokens behind the place to copy of the longest suffix that was there before, running on into its own
-    copy.
-    """
+    """Returns the tokens after the earlier place of the longest suffix, continued into its own copy."""
     for size in range(min(n_max, len(tokens)), n_min - 1, -1):
         gram = tokens[-size:]
         ends = [end for end in range(size, len(tokens)) if tokens[end - size : end] == gram]
@@ -37,7 +35,7 @@ def search(tokens: list[int], limit: int, n_max: int, n_min: int, match: str) ->
 
 
 class Rows:
-    """A state with rows, and the drafter's answers for them."""
+    """A state with rows, and the drafter's proposals for them."""
 
     def __init__(self, drafter: object, prompts: list[list[int]]) -> None:
         self.drafter, self.state = drafter, DecodeState(8, 4000)
@@ -69,7 +67,7 @@ def test_by_hand() -> None:
     assert ask([1, 2, 1, 2], n_min=2, limit=5) == [1, 2, 1, 2, 1]
 
 
-def test_nothing_is_proposed_without_a_match() -> None:
+def test_no_token_is_proposed_without_a_match() -> None:
     assert ask([1, 2, 3, 4]) == [] and ask([3]) == [] and ask([3, 3]) == []
     assert ask([1, 2, 3, 1], n_min=2) == [], "one token is too short a match"
     assert ask([1, 2, 9, 1, 2], n_min=2, limit=0) == []
@@ -85,7 +83,7 @@ def test_the_most_frequent_match() -> None:
 @pytest.mark.parametrize("match", ["last", "frequent"])
 @pytest.mark.parametrize("seed", range(6))
 def test_growing_texts_against_a_plain_search(seed: int, match: str) -> None:
-    """The index is extended step by step; the answers are those of a search through everything."""
+    """The index is extended step by step, and results equal a search through the whole text."""
     source = random.Random(seed)
     n_min = source.randrange(1, 3)
     n_max = n_min + source.randrange(3)
@@ -104,7 +102,7 @@ def test_growing_texts_against_a_plain_search(seed: int, match: str) -> None:
 
 
 @pytest.mark.parametrize("match", ["last", "frequent"])
-def test_the_operator_gives_the_same_answers(match: str) -> None:
+def test_the_operator_gives_the_same_results(match: str) -> None:
     source = random.Random(7)
     texts = [[source.randrange(4) for _ in range(source.randrange(2, 60))] for _ in range(8)]
     chains = Rows(get_drafter("ngram")(match=match), texts).propose([5] * 8)
@@ -117,14 +115,14 @@ def test_the_operator_gives_the_same_answers(match: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 7, 11])
 def test_a_text_that_repeats_its_prompt_costs_one_pass_for_each_full_draft(count: int) -> None:
-    """Nothing is ever refused: count drafted tokens and one more a pass, over three times the period."""
+    """All draft tokens are accepted: each pass gives them and one more, over three times the period."""
     script = [1, 4, 2, 5, 7, 6, 0, 3] * 5
     engine = Engine(scripted(script, 8, max_rows=1, max_length=64), get_drafter("ngram")(num_draft_tokens=count))
     handle = engine.generate([script[:11]], SamplingParams(temperature=0, max_new_tokens=24))[0]
     assert handle.tokens == script[11:35] and handle.stats.steps == -(-24 // (count + 1))
 
 
-def test_a_row_that_is_given_to_another_text_forgets() -> None:
+def test_a_reused_row_starts_empty() -> None:
     drafter = get_drafter("ngram")(n_min=2)
     rows = Rows(drafter, [[1, 2, 3, 1, 2]])
     assert rows.propose([2]) == [[3, 1]]
@@ -144,6 +142,6 @@ def test_a_row_that_is_given_to_another_text_forgets() -> None:
         ({"match": "first"}, "ngram match: got 'first'; expected one of last, frequent"),
     ],
 )
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+def test_bad_options(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         get_drafter("ngram")(**settings)

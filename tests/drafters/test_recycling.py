@@ -1,4 +1,4 @@
-"""Token recycling: the tree of ranks, what is learnt from a step, and what is shared between requests."""
+"""Token recycling: the tree, what a step teaches, and what requests share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def learn(drafter: Any, rows: list[int], chains: list[list[int]], logits: torch.
 
 
 def logits_for(successors: list[list[int]]) -> torch.Tensor:
-    """Rows of logits whose largest entries are these tokens, in order."""
+    """Returns rows of logits whose largest entries are these tokens, in order."""
     rows = torch.zeros(len(successors), VOCAB)
     for row, tokens in zip(rows, successors, strict=True):
         for at, token in enumerate(tokens):
@@ -53,7 +53,7 @@ def test_successors_grow_a_tree_by_its_likeliest_path() -> None:
     drafter = recycling(top_k=2, depth=3, num_draft_tokens=20, min_probability=0.0)
     assert tree(drafter, [1], 9) == ([1], [-1]), "before anything was seen"
     learn(drafter, [0], [[1, 2, 3]], logits_for([[2, 3], [4, 1], [5, 6]]))
-    # a first choice has e / (1 + e) = 0.73 of what is known, a second 0.27; 4, 5 and 6 have no successors yet
+    # a first successor has probability e / (1 + e) = 0.73, a second 0.27; 4, 5 and 6 have no successors yet
     want = ([1, 2, 4, 3, 1, 5, 2, 6, 3], [-1, 0, 1, 0, 1, 3, 4, 3, 4])
     assert tree(drafter, [1], 20) == want
     drafter.num_draft_tokens = 3
@@ -82,9 +82,9 @@ def test_temperature_and_filters_are_those_of_the_request() -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("width", [VOCAB, 6])
-def test_under_replay_the_noise_of_the_request_chooses(width: int) -> None:
-    """With distributions that are true and noted whole the target's choice is always the first; with half of the
-    tokens, as often as the choice is among them. Rivals that are not noted are told by the chance that they win.
+def test_under_replay_trees_follow_the_request_s_noise(width: int) -> None:
+    """With complete, exact distributions the target's choice is always the first. With half of the tokens it is first
+    if it is among them. Unlisted tokens lower the probabilities by their chance of being the Gumbel-max.
     """
     logits = 1.5 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))
     drafter = recycling(top_k=width, depth=1, pick="coupled", min_probability=0.0, num_draft_tokens=1)
@@ -118,7 +118,7 @@ def test_the_last_node_of_a_token_counts() -> None:
         assert value == pytest.approx(want, abs=1e-5)
 
 
-def test_a_distribution_of_few_tokens_is_noted_as_it_is() -> None:
+def test_a_distribution_of_few_tokens_is_stored_whole() -> None:
     drafter, alone = recycling(top_k=4), torch.full((1, VOCAB), float("-inf"))
     alone[0, 3] = 1.0
     learn(drafter, [0], [[1]], alone)
@@ -126,7 +126,7 @@ def test_a_distribution_of_few_tokens_is_noted_as_it_is() -> None:
     assert token == 3 and abs(value) < 1e-6 and tree(drafter, [1], 3) == ([1, 3], [-1, 0])
 
 
-def test_requests_learn_apart_or_together() -> None:
+def test_requests_learn_separately_or_together() -> None:
     apart, together = recycling(top_k=1), recycling(top_k=1, shared=True)
 
     def known(drafter: Any, row: int) -> list[list[int]]:
@@ -141,14 +141,14 @@ def test_requests_learn_apart_or_together() -> None:
     assert len(apart.successors(0)) == 0 and len(together.successors(0)) == 2
 
 
-def test_prompts_are_learnt_from_each_row_its_own_and_again_after_a_preemption() -> None:
-    """The newest place of a token counts, the root is not among what was read, and rows are told apart."""
+def test_prompts_are_learned_per_row_and_again_after_a_preemption() -> None:
+    """The newest place of a token counts, the root is not learned, and rows are separate."""
     table, cycle = 4.0 * random_logits(VOCAB, VOCAB, seed=3), torch.arange(VOCAB).expand(VOCAB, VOCAB)
     target = AutomatonTarget(table, cycle, max_length=64)
     state, drafter = DecodeState(2, 64), make_drafter("recycling", {"top_k": 3, "shared": False}, target=target)
     texts = [[1, 2, 1, 5], [4, 2, 7]]
     rows = [state.join(text, SamplingParams(seed=at), len(text), ()) for at, text in enumerate(texts)]
-    hidden = torch.eye(VOCAB)[[1, 2, 8, 4, 9]]  # the second 1 and the second row's 2 stand for other states
+    hidden = torch.eye(VOCAB)[[1, 2, 8, 4, 9]]  # the second 1 and the second row's 2 have other states
     drafter.begin(state, rows, TargetOutput(None, {"final_norm": hidden}))
     best = table.argmax(1).tolist()
     for row, want in ((rows[0], {1: best[8], 2: best[2]}), (rows[1], {4: best[4], 2: best[9]})):
@@ -163,18 +163,18 @@ def test_prompts_are_learnt_from_each_row_its_own_and_again_after_a_preemption()
     engine = Engine(target, make_drafter("recycling", {"shared": False}, target=target))
     first = engine.generate([prompt], params)[0]
     assert first.tokens == Engine(AutomatonTarget(table, cycle)).generate([prompt], params)[0].tokens
-    assert first.stats.tau > 5, "a prompt of all tokens tells the whole distribution before the first step"
+    assert first.stats.tau > 5, "a prompt of all tokens gives the whole distribution before the first step"
     assert Engine(target, recycling(pick="coupled")).generate([prompt], params)[0].stats.steps > first.stats.steps
 
 
-def test_what_is_shared_can_be_forgotten() -> None:
+def test_shared_tables_can_be_emptied() -> None:
     drafter = recycling(shared=True)
     learn(drafter, [0], [[1]], logits_for([[3]]))
     drafter.forget()
     assert len(drafter.successors(0)) == 0
 
 
-def test_it_is_shared_by_default_where_that_is_exact() -> None:
+def test_it_shares_by_default_where_that_is_exact() -> None:
     def made(prefers: str, **options: Any) -> bool:
         target = AutomatonTarget(random_logits(5, 8))
         return bool(make_drafter("recycling", options, target=target, prefers=prefers).shared)  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def test_it_is_shared_by_default_where_that_is_exact() -> None:
 
 
 def test_an_oracle_is_drafted_to_its_full_depth() -> None:
-    """A target whose next token depends on the newest alone: once a cycle was seen it is drafted whole."""
+    """The next token depends on the newest alone, so a cycle is drafted whole once it was seen."""
     cycle = [3]
     while len(cycle) < 9:
         cycle.append((cycle[-1] * 5 + 1) % VOCAB)
@@ -195,8 +195,8 @@ def test_an_oracle_is_drafted_to_its_full_depth() -> None:
 
 
 @pytest.mark.parametrize("first_order", [True, False])
-def test_in_an_engine_it_changes_nothing_and_costs_no_pass(first_order: bool) -> None:
-    """Where the newest token says all, a loop is learnt and accepted; where it does not, the drafts mislead."""
+def test_in_an_engine_texts_are_equal_and_no_pass_is_added(first_order: bool) -> None:
+    """If the newest token decides the next one, a loop is learned and accepted. Otherwise drafts are wrong."""
     transitions = torch.arange(VOCAB).expand(VOCAB, VOCAB) if first_order else None
 
     def target() -> AutomatonTarget:
@@ -225,7 +225,7 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         recycling(**options)
 
 
-def test_only_prompts_are_tapped() -> None:
-    """A auxiliary hidden state in every step would keep the target from running compiled passes."""
+def test_aux_hidden_states_are_read_of_prompts_only() -> None:
+    """An auxiliary hidden state in every step would prevent compiled passes of the target."""
     assert RecyclingDrafter.needs.aux_hidden_states == () and RecyclingDrafter.needs.prompt_aux_hidden_states
     assert RecyclingDrafter().needs.prompt_aux_hidden_states == (), "nothing is read without the target's projection"

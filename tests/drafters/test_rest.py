@@ -47,7 +47,7 @@ def rest(**options: Any) -> Any:
     return get_drafter("rest")(**options)
 
 
-def test_the_commonest_continuations_of_the_longest_suffix(write: Any) -> None:
+def test_the_most_frequent_continuations_of_the_longest_suffix(write: Any) -> None:
     store = write([[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6], [9, 2, 7, 7, 7, 7, 8]])
     made = rest(datastore=store, min_match=1)
     want = [([3, 6, 4, 5], [0, 0, 1, 1]), ([], []), ([7, 7, 7, 7], [0, 1, 2, 3])]
@@ -80,7 +80,7 @@ def test_trees_are_within_budget_and_the_same_every_time(write: Any, seed: int) 
         assert len(tokens) <= min(limit, 64) and all(parent <= at for at, parent in enumerate(parents))
 
 
-def test_a_datastore_of_the_answer_is_accepted_to_its_depth(write: Any) -> None:
+def test_a_datastore_of_the_target_s_text_is_accepted_to_its_depth(write: Any) -> None:
     logits = random_logits(61, VOCAB, seed=3)
     params = SamplingParams(temperature=0, max_new_tokens=55)
     plain = Engine(AutomatonTarget(logits)).generate([[1, 2]], params)[0].tokens
@@ -89,7 +89,7 @@ def test_a_datastore_of_the_answer_is_accepted_to_its_depth(write: Any) -> None:
     assert handle.tokens == plain and handle.stats.steps == 5, "ten drafted tokens and one more a pass"
 
 
-def test_a_datastore_of_noise_changes_nothing_and_costs_no_pass(write: Any) -> None:
+def test_a_datastore_of_noise_keeps_texts_and_costs_no_extra_pass(write: Any) -> None:
     logits, source = random_logits(9, VOCAB, seed=4), random.Random(2)
     drafter = rest(datastore=write([[source.randrange(VOCAB) for _ in range(5000)]]), min_match=1)
     params = SamplingParams(temperature=1.0, seed=5, max_new_tokens=40)
@@ -128,11 +128,11 @@ def test_datastores_that_do_not_fit_are_refused(write: Any, tmp_path: Path) -> N
 
 @pytest.fixture
 def unsampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The damage lies where opening a datastore does not look."""
+    """Returns a place that opening a datastore does not check."""
     monkeypatch.setattr("specdec_fast.retrieval.datastore.find_disorder", lambda *arrays: None)
 
 
-def test_a_damaged_suffix_array_is_named_not_followed(write: Any, unsampled: None) -> None:
+def test_a_damaged_suffix_array_is_reported(write: Any, unsampled: None) -> None:
     store = write([[1, 2, 3, 1, 2]])
     header, arrays = file_format.read(store, "datastore")
     wrong = arrays["suffixes"] + 1000
@@ -143,7 +143,7 @@ def test_a_damaged_suffix_array_is_named_not_followed(write: Any, unsampled: Non
 
 
 def test_a_damaged_token_ends_a_continuation_and_is_never_drafted(write: Any, unsampled: None) -> None:
-    """Ids beyond the vocabulary, in a file whose sizes are right: checksums are compared on demand only."""
+    """Ids beyond the vocabulary, in a file of the right size. Checksums are compared on demand only."""
     store = write([[1, 2, 3, 4, 1, 2, 5, 1]], vocab_size=8)
     header, arrays = file_format.read(store, "datastore")
     plain = {name: header[name] for name in ("vocabulary", "vocab_size", "documents", "tokens")}

@@ -1,4 +1,4 @@
-"""Drafters that retrieve race what they know under the noise of each request, at each depth, below its own parent."""
+"""Retrieval drafters order continuations by each request's Gumbel noise, at each depth, below each parent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOCAB, FIRST = 99, (2, 3, 4, 5)
 
 
 def below(token: int) -> tuple[int, int]:
-    """What follows each of the first tokens, equally often."""
+    """Continuations of each of the first tokens, equally often."""
     return 18 + token, 22 + token
 
 
@@ -56,7 +56,7 @@ def rest(folder: Path) -> Any:
 
 
 def text(row: int, whole: bool) -> list[int]:
-    """Of another length for every row; every piece stands behind a token of its own."""
+    """Returns a text of another length for every row. Every piece follows its own token."""
     filler = iter(range(40, VOCAB))
     pieces = [token for piece in PIECES for token in (next(filler), *piece)] if whole else []
     return [next(filler) for _ in range(1 + 3 * row)] + pieces + [next(filler), 1]
@@ -64,7 +64,7 @@ def text(row: int, whole: bool) -> list[int]:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("make", [recycling, suffix, suffix_of_others, rest])
-def test_each_row_races_under_its_own_noise_depth_by_depth(make: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_each_row_uses_its_own_noise_at_every_depth(make: Callable[[Path], Any], tmp_path: Path) -> None:
     made, state = make(tmp_path), DecodeState(4, 128)
     for batch in range(8):
         seeds, texts = [10 * batch + at for at in range(4)], [text(at, make is suffix) for at in range(4)]
@@ -88,8 +88,8 @@ def test_each_row_races_under_its_own_noise_depth_by_depth(make: Callable[[Path]
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["recycling", "suffix"])
-def test_a_row_that_is_used_again_knows_nothing_of_the_one_before(name: str) -> None:
-    """A request that was evicted begins again; the row may meanwhile have served another text."""
+def test_a_reused_row_has_no_data_of_the_text_before(name: str) -> None:
+    """An evicted request starts again, and its row may have served another text meanwhile."""
     made, state = get_drafter(name)(), DecodeState(1, 64)
     for own, want in (([5, 6, 7, 5], [5, 6, 7]), ([6, 8, 9, 8, 5], [5])):
         row = state.join(own, SamplingParams(seed=1, temperature=0.0), len(own), ())

@@ -1,4 +1,4 @@
-"""Suffix decoding: which source proposes, how deep, what is remembered of finished requests and on disk."""
+"""Suffix decoding: the source that proposes, depths, texts of finished requests, and files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOCAB = 40
 
 
 class Row:
-    """One row of a state and what a drafter says to it."""
+    """One row of a state, and a drafter's proposals for it."""
 
     def __init__(self, drafter: Any, prompt: list[int]) -> None:
         self.drafter, self.state = drafter, DecodeState(2, 4000)
@@ -61,7 +61,7 @@ def test_the_longest_match_proposes_and_bounds_the_depth() -> None:
 
 
 def test_a_tree_follows_the_counts() -> None:
-    """Behind 0 1: twice 2, once 3; behind 0 1 2: 4 and 5."""
+    """After 0 1: twice 2, once 3. After 0 1 2: 4 and 5."""
     text = [0, 1, 2, 4, 0, 1, 2, 5, 0, 1, 3, 6, 0, 1]
     made = Row(suffix(factor=1.0, min_probability=0.2), text)
     assert made.tree() == ([2, 3, 4, 5, 6], [0, 0, 1, 1, 2])
@@ -69,8 +69,8 @@ def test_a_tree_follows_the_counts() -> None:
     assert made.tree(3) == ([2, 3, 4], [0, 0, 1])
 
 
-def test_a_text_grows_through_either_verb() -> None:
-    """Tokens that come with observe, or without: the drafts are those of a fresh start on the same text."""
+def test_a_text_grows_through_propose_or_observe() -> None:
+    """With or without `observe`, drafts equal those of a fresh row with the same text."""
     source = random.Random(0)
     kept, text = Row(suffix(), [1]), [1]
     for step in range(60):
@@ -93,7 +93,7 @@ def test_finished_texts_are_remembered_when_asked_to() -> None:
         assert Row(drafter, [9, 9, 8]).tree()[0] == ([1, 2] if shared else []), "with the end of the prompt as context"
 
 
-def test_the_source_that_promises_more_proposes() -> None:
+def test_the_source_with_more_expected_tokens_proposes() -> None:
     drafter = suffix(shared=True)
     first = Row(drafter, [5])
     first.append([1, 2, 3, 4, 6, 7, 8])
@@ -102,14 +102,14 @@ def test_the_source_that_promises_more_proposes() -> None:
     assert Row(drafter, [1, 2, 9, 0, 1, 2]).tree()[0] == [9, 0, 1, 2], "of two equals the row's own text"
 
 
-def test_a_request_that_was_given_nothing_is_not_remembered() -> None:
+def test_a_request_without_new_tokens_is_not_remembered() -> None:
     drafter = suffix(shared=True)
     Row(drafter, [1, 2, 3]).finish()
     assert len(drafter.memory) == 0
 
 
 def test_a_preempted_text_is_remembered_once() -> None:
-    """A row that leaves and comes back with what it was given: only the context before what is new counts twice."""
+    """A row that leaves and returns with its tokens: only the context before new tokens counts twice."""
     drafter = suffix(shared=True)
     first = Row(drafter, [1, 2, 3])
     first.append([4, 5])
@@ -120,7 +120,7 @@ def test_a_preempted_text_is_remembered_once() -> None:
     assert drafter.memory.texts == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7]], "what lay before is context"
 
 
-def test_the_memory_follows_a_file(tmp_path: Path) -> None:
+def test_the_memory_is_loaded_and_saved(tmp_path: Path) -> None:
     place = str(tmp_path / "texts.suffix")
     drafter = suffix(store=place)
     first = Row(drafter, [5])
@@ -134,7 +134,7 @@ def test_the_memory_follows_a_file(tmp_path: Path) -> None:
         suffix(store=str(tmp_path / "gone" / "texts"))
 
 
-def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_cannot_be_written_stops_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     drafter = suffix(store=str(folder / "file"))
@@ -180,7 +180,7 @@ def test_a_file_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_oracle_is_accepted_to_its_full_depth() -> None:
-    """A target that repeats itself, and then a second request for the same text: almost every draft is kept."""
+    """A target that repeats itself, and then an equal request: almost every draft is accepted."""
     logits = random_logits(12, 12, seed=3)
     params = SamplingParams(temperature=0, max_new_tokens=64)
     plain = Engine(AutomatonTarget(logits)).generate([[1, 2, 3]], params)[0].tokens
@@ -192,7 +192,7 @@ def test_an_oracle_is_accepted_to_its_full_depth() -> None:
 
 
 @torch.inference_mode()
-def test_texts_that_mislead_change_nothing_and_cost_no_pass() -> None:
+def test_misleading_texts_keep_the_output_and_cost_no_extra_pass() -> None:
     logits = random_logits(9, 8, seed=4)
     drafter = suffix(shared=True, min_match=1)
     source = random.Random(1)

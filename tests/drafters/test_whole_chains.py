@@ -1,6 +1,4 @@
-"""Chains that a draft model drafts in one call: the tokens and distributions of passes one after the other, and
-lossless.
-"""
+"""Chains that a draft model drafts in one call: tokens and distributions of single passes, and losslessness."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def draft(**shape: Any) -> HuggingFaceTarget:
 
 
 def proposals(made: Any, filters: dict[str, Any], monkeypatch: Any, whole: bool) -> list[Draft]:
-    """Three drafts of three rows of which one does not draft, with a text that grows in between."""
+    """Yields three drafts of three rows, of which one does not draft, while texts grow."""
     if not whole:
         monkeypatch.setattr(DraftModelDrafter, "_fused_chain_forward", lambda self: None)
     state, found = DecodeState(8, 128), []
@@ -47,7 +45,7 @@ def proposals(made: Any, filters: dict[str, Any], monkeypatch: Any, whole: bool)
         with torch.inference_mode():
             found.append(made.propose(state, range(4), Budget(limits), state.rng(range(4))))
         tokens, offsets = found[-1].tokens.tolist(), found[-1].offsets.tolist()
-        # rows accept one, all, none and one of theirs
+        # rows accept one, all, none and one of their tokens
         kept = [tokens[a + 1 : b][:most] for a, b, most in zip(offsets, offsets[1:], (1, 9, 0, 1))]
         state.append(range(4), [[*own, 7] for own in kept])
     made.release(range(4))
@@ -57,7 +55,7 @@ def proposals(made: Any, filters: dict[str, Any], monkeypatch: Any, whole: bool)
 
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("pick", ["coupled", "sampled", "greedy"])
-def test_drafts_are_those_of_passes_one_after_the_other(pick: str, filters: str, monkeypatch: Any) -> None:
+def test_drafts_are_those_of_single_passes(pick: str, filters: str, monkeypatch: Any) -> None:
     made = get_drafter("draft_model")(draft(), pick=pick)
     together = proposals(made, FILTERS[filters], monkeypatch, whole=True)
     apart = proposals(made, FILTERS[filters], monkeypatch, whole=False)
@@ -90,21 +88,21 @@ def test_a_draft_s_ids_beyond_the_target_s_are_never_picked() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"repetition_penalty": 1.3}, {"logit_bias": {3: 2.0}}])
-def test_edits_come_between_passes(changes: dict[str, Any], monkeypatch: Any) -> None:
-    """And where nothing does, the chain is one call."""
+def test_processors_run_between_passes(changes: dict[str, Any], monkeypatch: Any) -> None:
+    """Without processors, the chain is one call."""
     made, calls = get_drafter("draft_model")(draft(), num_draft_tokens=3), []
     whole = made.model.fused_forward
     run = whole.run_chain
     whole.run_chain = lambda *arguments: calls.append(len(calls)) or run(*arguments)
-    for edits, expected in (({}, True), (changes, False)):
+    for processors, expected in (({}, True), (changes, False)):
         calls.clear()
         engine = Engine(models.target("llama"), made)
-        engine.generate([models.prompt(4)], SamplingParams(seed=1, max_new_tokens=12, **edits))
+        engine.generate([models.prompt(4)], SamplingParams(seed=1, max_new_tokens=12, **processors))
         assert bool(calls) is expected
 
 
-def test_a_chain_that_is_broken_off_claims_nothing(monkeypatch: Any) -> None:
-    """Between the call and the note of it: what is drafted next is what a fresh draft would."""
+def test_an_interrupted_chain_is_drafted_again(monkeypatch: Any) -> None:
+    """The interrupt comes between the call and its bookkeeping: the next draft equals a fresh one."""
     made, state = get_drafter("draft_model")(draft()), DecodeState(8, 128)
     rows = [state.join(models.prompt(9), SamplingParams(seed=3, temperature=1.0), 9, ())]
     made.begin(state, rows, None)
@@ -130,7 +128,7 @@ def test_a_chain_that_is_broken_off_claims_nothing(monkeypatch: Any) -> None:
     assert propose(made) == propose(fresh)
 
 
-def test_an_extend_of_somebody_s_own_is_called() -> None:
+def test_an_overridden_extend_is_called() -> None:
     class Own(HuggingFaceTarget):
         def extend(self, *arguments: Any, **named: Any) -> Any:
             output = super().extend(*arguments, **named)
@@ -150,7 +148,7 @@ def test_an_extend_of_somebody_s_own_is_called() -> None:
 
 @pytest.mark.parametrize(("rule", "temperature"), [("rejection", 1.0), ("rejection", 0.7), ("block", 1.0)])
 def test_texts_have_the_distribution_of_the_target(rule: str, temperature: float) -> None:
-    """Texts of three tokens of four ids, several steps each, from drawn chains of two."""
+    """Texts of three tokens of four ids, several steps each, from sampled chains of two."""
     target = AutomatonTarget(random_logits(23, 4, seed=2), max_rows=64)
     small = HuggingFaceTarget(
         tiny_model("llama", vocab_size=4, logit_std=1.5), max_length=32, max_rows=64, fused_forward=True

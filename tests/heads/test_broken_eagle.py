@@ -1,4 +1,4 @@
-"""EAGLE checkpoints that are broken, or are of another kind: what is wrong is said, key by key and field by field."""
+"""EAGLE checkpoints that are broken or of another kind: errors name every key and field."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("change", "message"), BROKEN)
-def test_broken_ones_say_which_key_or_field(tmp_path: Path, target: Any, change: Any, message: str) -> None:
+def test_errors_name_the_key_or_field(tmp_path: Path, target: Any, change: Any, message: str) -> None:
     config, tensors = {**REDUCED, "eagle_aux_hidden_state_layer_ids": IDS}, heads.eagle3_tensors()
     change(config, tensors)
     with pytest.raises(ValueError, match=message):

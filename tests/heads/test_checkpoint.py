@@ -1,4 +1,4 @@
-"""Checkpoints of heads: every public Medusa layout as its producer writes it, and everything that can be wrong."""
+"""Checkpoints of heads: every public Medusa layout as its producer writes it, and possible faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HIDDEN, VOCAB, HEADS = 12, 29, 5
 
 
 class Block(nn.Module):
-    """A residual block as all producers have it."""
+    """A residual block as in all producers' code."""
 
     def __init__(self, bias: bool = True) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 def producer(heads: int = HEADS, layers: int = 1, projection: bool = True) -> nn.ModuleList:
-    """Heads as FasterDecoding builds them; their state dict has the keys of its files."""
+    """Returns heads as FasterDecoding builds them; their state dict has the keys of its files."""
     torch.manual_seed(0)
     tail = [nn.Linear(HIDDEN, VOCAB, bias=False)] if projection else []
     return nn.ModuleList(
@@ -54,7 +54,7 @@ def states(count: int = 4) -> Tensor:
 
 
 def same(heads: MedusaHeads, made: nn.ModuleList, lm_head: Any = None) -> None:
-    """The loaded heads compute what the producer's modules do."""
+    """Checks that the loaded heads compute the same as the producer's modules."""
     x = states()
     want = torch.stack([lm_head(head(x)) if lm_head is not None else head(x) for head in made])
     torch.testing.assert_close(heads(x, lm_head), want)
@@ -67,7 +67,7 @@ def load(folder: Path, **sizes: int) -> MedusaHeads:
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_fasterdecoding_v01_with_the_config_that_says_two(tmp_path: Path, suffix: str, layers: int) -> None:
-    """As published. How many there shall be is to be said, so that nobody gets others than they believe."""
+    """The published files. The number of heads must be given, because config and file disagree."""
     made = producer(layers=layers)
     config(tmp_path, base_model_name_or_path="lmsys/vicuna-7b-v1.3", medusa_num_heads=2, medusa_num_layers=layers)
     if suffix == "pt":
@@ -138,7 +138,7 @@ def test_fasterdecoding_v10_in_the_shards_of_a_whole_model(tmp_path: Path, suffi
 
 
 def vllm_tensors(made: nn.ModuleList, prefix: str = "") -> dict[str, Tensor]:
-    """What vLLM's converter writes: no bias unless medusa_fc_bias."""
+    """Returns the tensors that vLLM's converter writes: no bias unless medusa_fc_bias."""
     tensors = {}
     for head, stack in enumerate(made):
         parts = list(stack)  # type: ignore[call-overload]
@@ -170,7 +170,7 @@ def test_vllm(tmp_path: Path, prefix: str, bias: bool) -> None:
 
 @pytest.mark.parametrize("cut", [True, False])
 def test_vllm_with_a_reduced_vocabulary(tmp_path: Path, cut: bool) -> None:
-    """token_map says which tokens are left; the projections are cut already, or still whole."""
+    """token_map lists the tokens that are left; the projections are reduced already, or whole."""
     made, ids = producer(3), torch.tensor([0, 2, 3, 28])
     tensors = vllm_tensors(made) | {"token_map": ids}
     if cut:
@@ -205,7 +205,7 @@ def test_vllm_with_one_projection_for_all_heads(tmp_path: Path, key: str) -> Non
     ("layout", "own", "reduced"), [("fasterdecoding", True, 0), ("fasterdecoding", False, 0), ("vllm", True, 0),
                                    ("vllm", False, 0), ("vllm", True, 7)]
 )  # fmt: skip
-def test_saved_and_read_again_is_the_same(tmp_path: Path, layout: str, own: bool, reduced: int) -> None:
+def test_a_saved_head_is_reloaded_equal(tmp_path: Path, layout: str, own: bool, reduced: int) -> None:
     torch.manual_seed(1)
     heads = MedusaHeads(HIDDEN, VOCAB, 3, num_layers=2, own_lm_head=own, token_ids=reduced or None)
     for parameter in heads.parameters():
@@ -221,7 +221,7 @@ def test_saved_and_read_again_is_the_same(tmp_path: Path, layout: str, own: bool
     assert layout == "vllm" or (json.loads((tmp_path / "config.json").read_text()).get("version") == "2") == (not own)
 
 
-# -- what can be wrong: (what is done to a sound folder, what the message says)
+# -- faults: (change to a valid folder, message)
 
 SOUND = {"medusa_num_heads": 5, "medusa_num_layers": 1}
 
@@ -259,7 +259,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], dict[str, Any], str]]
 
 
 @pytest.mark.parametrize("case", sorted(WRONG))
-def test_what_is_wrong_is_named(tmp_path: Path, case: str) -> None:
+def test_faults_are_named(tmp_path: Path, case: str) -> None:
     change, fields, message = WRONG[case]
     spoil_v01(tmp_path, change, **fields)
     with pytest.raises(ValueError, match=message):
@@ -299,7 +299,7 @@ def test_pickled_code_is_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_a_file_that_was_cut_off(tmp_path: Path, suffix: str) -> None:
+def test_a_truncated_file(tmp_path: Path, suffix: str) -> None:
     file, state = tmp_path / f"medusa_lm_head.{suffix}", producer().state_dict()
     torch.save(state, file) if suffix == "pt" else save_file(state, file)
     file.write_bytes(file.read_bytes()[: -file.stat().st_size // 2])
@@ -332,10 +332,12 @@ def test_places_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("shards", [False, True])
-def test_a_hub_id_is_downloaded_without_what_nobody_reads(
+def test_a_hub_id_downloads_only_the_files_that_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: bool
 ) -> None:
-    """Configuration, weights in either format, whole or as shards with their index; the rest of a repository stays."""
+    """Configuration and weights in either format, whole or in shards with their index, are downloaded, and no other
+    file.
+    """
     made, hub, cache = producer(3), tmp_path / "hub", tmp_path / "cache"
     config(hub, medusa_num_heads=3, medusa_num_layers=1)
     tensors = {key: value.clone() for key, value in made.state_dict().items()}
@@ -364,7 +366,7 @@ def test_a_hub_id_is_downloaded_without_what_nobody_reads(
     assert asked == ["some/heads"] and {each.name for each in cache.iterdir()} == wanted
 
 
-def test_fill_names_all_that_does_not_fit() -> None:
+def test_fill_names_every_misfit() -> None:
     module = nn.Linear(3, 2)
     with pytest.raises(ValueError, match=r"missing: bias; nothing reads: x; weight is \[3, 2\], expected \[2, 3\]"):
         load_tensors(module, {"weight": torch.ones(3, 2), "x": torch.ones(1)}, "y")
@@ -372,7 +374,7 @@ def test_fill_names_all_that_does_not_fit() -> None:
     assert module.weight.dtype == torch.float32 and bool((module.weight == 1).all())
 
 
-def test_the_first_name_that_is_there_counts(tmp_path: Path) -> None:
+def test_the_first_existing_name_counts(tmp_path: Path) -> None:
     for name in ("b.safetensors", "a.safetensors"):
         save_file({name: torch.ones(1)}, tmp_path / name)
     assert weight_files(tmp_path, ("a.safetensors", "b.safetensors")) == [tmp_path / "a.safetensors"]

@@ -48,7 +48,7 @@ def speculators(**changes: Any) -> dict[str, Any]:
 
 
 def test_eagle_1_with_and_without_bias(tmp_path: Path, target: Any) -> None:
-    """`bias` absent means that fc has one; config.json has no head_dim and is that of the target but for one layer."""
+    """Without `bias`, fc has one. config.json has no head_dim, and equals the target's but for one layer."""
     for bias in (True, False):
         tensors = heads.eagle_tensors(bias=bias)
         config = {**PLAIN, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"], "torch_dtype": "float16"}
@@ -62,7 +62,7 @@ def test_eagle_1_with_and_without_bias(tmp_path: Path, target: Any) -> None:
 
 
 def test_eagle_1_as_sglang_names_it(tmp_path: Path, target: Any) -> None:
-    """The name of the architecture is its own, fields and keys are the authors'."""
+    """The architecture's name differs; fields and keys are the authors'."""
     config = {**PLAIN, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle"], "bias": False}
     tensors = heads.eagle_tensors(bias=False)
     head = load_eagle(heads.write(tmp_path, config, tensors), target)
@@ -70,7 +70,7 @@ def test_eagle_1_as_sglang_names_it(tmp_path: Path, target: Any) -> None:
 
 
 def test_older_names_of_norms(tmp_path: Path, target: Any) -> None:
-    """As in heads with norms before `speculators` converts them: each is the norm of the newer name."""
+    """Heads with norms before `speculators` converts them: old names map to new ones."""
     names = {
         "embed_layernorm": "embedding_layernorm",
         "hidden_layernorm": "layers.0.input_layernorm",
@@ -83,7 +83,7 @@ def test_older_names_of_norms(tmp_path: Path, target: Any) -> None:
         assert torch.equal(head.state_dict()[f"{ours}.weight"], norms[name]), name
 
 
-def test_vllm_names_the_offsets_in_its_own_way(tmp_path: Path, target: Any) -> None:
+def test_offsets_with_vllm_s_names(tmp_path: Path, target: Any) -> None:
     tensors = heads.eagle3_tensors()
     tensors["draft_id_to_target_id"] = tensors.pop("d2t")
     head = load_eagle3(heads.write(tmp_path, REDUCED, tensors), target, layers=IDS)
@@ -101,7 +101,7 @@ def test_eagle_1_of_a_qwen_target_has_biases_in_its_attention(tmp_path: Path, ta
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
 def test_eagle_3_as_published(tmp_path: Path, target: Any, name: str) -> None:
-    """The head has a rotary embedding of its own: no rope_theta means 10,000, whatever the target's is."""
+    """The head has its own rotary embedding: without rope_theta it is 10,000, for any target."""
     tensors = heads.eagle3_tensors()
     head = load_eagle3(heads.write(tmp_path, REDUCED, tensors, name), target, layers=IDS)
     assert head.token_ids is not None and head.token_ids.tolist() == heads.KEPT
@@ -124,7 +124,7 @@ def test_eagle_3_with_the_whole_vocabulary_has_no_offsets(tmp_path: Path, target
 
 
 @pytest.mark.parametrize("prefix", ["midlayer.", "layers.0."])
-def test_sglang_counts_outputs_of_layers(tmp_path: Path, target: Any, prefix: str) -> None:
+def test_sglang_numbers_outputs_of_layers(tmp_path: Path, target: Any, prefix: str) -> None:
     config = {
         **REDUCED,
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -136,8 +136,8 @@ def test_sglang_counts_outputs_of_layers(tmp_path: Path, target: Any, prefix: st
     assert head.aux_hidden_states == ("entering:1", "entering:0", "entering:1")
 
 
-def test_layers_by_convention(tmp_path: Path) -> None:
-    """Published ids are inputs of layers, SGLang's are outputs; both mean the same places of a model of twelve."""
+def test_layer_numbers_by_convention(tmp_path: Path) -> None:
+    """Published ids are inputs of layers, SGLang's are outputs. Both name the same states of twelve layers."""
     from specdec_fast.heads.checkpoint import open_checkpoint
     from specdec_fast.heads.checkpoint_eagle import _aux_hidden_states
 
@@ -178,9 +178,9 @@ def test_speculators_with_its_norms_and_its_embedding(tmp_path: Path, target: An
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_speculators_of_eagle_1(tmp_path: Path, target: Any, norms: bool, bias: bool) -> None:
-    """`fusion_bias` and `layernorms` are told; absent, there is no bias, and norms are there if the file has some.
+    """Without `fusion_bias` there is no bias. Without `layernorms`, norms exist if the file has some.
 
-    A copy of the projection lies beside them.
+    The file contains a copy of the projection.
     """
     tensors = heads.eagle_tensors(bias=bias)
     del tensors["embed_tokens.weight"]
@@ -216,7 +216,7 @@ def test_speculators_of_eagle_1(tmp_path: Path, target: Any, norms: bool, bias: 
 
 
 def test_a_head_of_qwen_layers_and_of_two_of_them(tmp_path: Path, target: Any) -> None:
-    """As speculators makes them: norms of queries and keys, biases, and a second layer that is as wide as any."""
+    """As `speculators` writes them: norms of queries and keys, biases, and a second layer of ordinary width."""
     tensors = heads.eagle3_tensors(prefix="layers.0.")
     second = heads.layer("layers.1.", 1, 5) | {"layers.1.input_layernorm.weight": torch.rand(64)}
     tensors |= second
@@ -235,7 +235,7 @@ def test_a_head_of_qwen_layers_and_of_two_of_them(tmp_path: Path, target: Any) -
 
 
 def test_a_head_that_is_narrower_than_its_target(tmp_path: Path) -> None:
-    """`target_hidden_size` says what it reads; then it has an embedding of its own."""
+    """`target_hidden_size` is the width that it reads; it then has its own embedding."""
     wide = models.target("gemma2", max_rows=1)
     assert wide.hidden_size == 64
     tensors = heads.eagle3_tensors(prefix="layers.0.") | {"fc.weight": torch.randn(64, 3 * 48)}
@@ -280,8 +280,8 @@ def test_eagle_in_shards(tmp_path: Path, target: Any, suffix: str) -> None:
     assert torch.equal(head.lm_head.weight, tensors["lm_head.weight"]) and head.token_ids is not None
 
 
-def test_norms_stand_where_the_configuration_says(tmp_path: Path, target: Any) -> None:
-    """Against the formulas, written out: attention off, so that a place sees itself alone."""
+def test_norms_are_where_the_configuration_says(tmp_path: Path, target: Any) -> None:
+    """Against the written-out formulas, with attention to the own position only."""
     tensors = heads.eagle3_tensors(prefix="layers.0.")
     tensors["layers.0.self_attn.o_proj.weight"].zero_()
     features, embedded = torch.randn(5, 64), torch.randn(5, 64)
@@ -320,7 +320,7 @@ def test_lossy_settings_are_refused(tmp_path: Path, target: Any, method: dict[st
         load_eagle3(folder, target)
 
 
-def test_what_is_written_is_read_back(tmp_path: Path, target: Any) -> None:
+def test_a_written_checkpoint_is_read_back(tmp_path: Path, target: Any) -> None:
     folder = heads.write(tmp_path / "a", {**REDUCED, "eagle_aux_hidden_state_layer_ids": IDS}, heads.eagle3_tensors())
     head = load_eagle3(folder, target)
     save_eagle3(tmp_path / "b", head)

@@ -1,4 +1,4 @@
-"""Modules of multi-token prediction: every public layout, as its producer writes it, and what is wrong with others."""
+"""Modules of multi-token prediction: every public layout as its producer writes it, and faults."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def holds(head: Any, tensors: dict[str, torch.Tensor], layout: str) -> None:
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
-def test_inside_of_the_target_s_file(tmp_path: Path, target: Any, layout: str, name: str) -> None:
+def test_a_module_inside_the_target_s_file(tmp_path: Path, target: Any, layout: str, name: str) -> None:
     tensors = heads.mtp_tensors(layout)
     head = load_mtp(heads.write(tmp_path, CONFIG, backbone() | tensors, name), target)
     holds(head, tensors, layout)
     assert head.hidden_first == (layout == "mimo"), "MiMo joins the hidden state first"
 
 
-def test_copies_of_embedding_and_projection_are_left_aside(tmp_path: Path, target: Any) -> None:
-    """As DeepSeek-V3 has them beside its module."""
+def test_copies_of_embedding_and_projection_are_ignored(tmp_path: Path, target: Any) -> None:
+    """DeepSeek-V3 has such copies in its module."""
     tensors = heads.mtp_tensors() | {
         "model.layers.2.embed_tokens.weight": torch.zeros(96, 64),
         "model.layers.2.shared_head.head.weight": torch.zeros(96, 64),
@@ -59,13 +59,13 @@ def test_copies_of_embedding_and_projection_are_left_aside(tmp_path: Path, targe
 
 
 @pytest.mark.parametrize("suffix", ["bin", "safetensors"])
-def test_only_shards_that_hold_some_of_it_are_read(tmp_path: Path, target: Any, suffix: str) -> None:
+def test_only_shards_with_its_tensors_are_read(tmp_path: Path, target: Any, suffix: str) -> None:
     tensors, rest = heads.mtp_tensors(), backbone()
     stem = "pytorch_model" if suffix == "bin" else "model"
     keys = sorted(tensors)
     shards = {f"{stem}-0000{at + 1}-of-00003.{suffix}": {key: tensors[key] for key in keys[at::2]} for at in range(2)}
     weights = {key: shard for shard, own in shards.items() for key in own}
-    weights |= dict.fromkeys(rest, f"{stem}-00003-of-00003.{suffix}")  # this one is not there
+    weights |= dict.fromkeys(rest, f"{stem}-00003-of-00003.{suffix}")  # this file does not exist
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     for shard, own in shards.items():
         torch.save(own, tmp_path / shard) if suffix == "bin" else save_file(own, tmp_path / shard)
@@ -82,8 +82,8 @@ def test_the_first_of_several_modules_is_read(tmp_path: Path, target: Any) -> No
     holds(load_mtp(folder, target), first, "deepseek")
 
 
-def test_experts_one_by_one_become_one_tensor(tmp_path: Path) -> None:
-    """As GLM-4.5 writes them: gate, up and down of every expert apart."""
+def test_separate_experts_become_one_tensor(tmp_path: Path) -> None:
+    """GLM-4.5 writes gate, up and down of every expert separately."""
     large = HuggingFaceTarget(models.glm(), max_rows=1, max_length=64)
     made = build_mtp_head(large)
     torch.manual_seed(4)
@@ -113,7 +113,7 @@ def test_experts_one_by_one_become_one_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
-def test_what_is_written_is_read_back(tmp_path: Path, target: Any, layout: str) -> None:
+def test_a_written_checkpoint_is_read_back(tmp_path: Path, target: Any, layout: str) -> None:
     head = build_mtp_head(target, hidden_first=layout == "mimo")
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter)
@@ -170,7 +170,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("change", "message"), BROKEN)
-def test_broken_ones_say_which_key_or_field(tmp_path: Path, target: Any, change: Any, message: str) -> None:
+def test_errors_name_the_key_or_field(tmp_path: Path, target: Any, change: Any, message: str) -> None:
     config, tensors = dict(CONFIG), heads.mtp_tensors()
     change(config, tensors)
     with pytest.raises(ValueError, match=message):

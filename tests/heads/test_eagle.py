@@ -27,7 +27,7 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor, places: Tensor, theta: float) -> Tensor:
-    """x [T, heads, dim]; halves of the vector turn against each other."""
+    """Applies the rotary embedding to x [T, heads, dim], by halves of the vector."""
     half = x.shape[-1] // 2
     angle = places[:, None, None] * theta ** (-torch.arange(half) / half)
     one, two = x[..., :half], x[..., half:]
@@ -35,7 +35,7 @@ def rotated(x: Tensor, places: Tensor, theta: float) -> Tensor:
 
 
 def attended(fed: Tensor, places: Tensor, tensors: dict[str, Tensor], stem: str, theta: float) -> Tensor:
-    """Causal attention with shared key heads, as of Llama."""
+    """Causal attention with shared key heads, as in Llama."""
     q, k, v = (
         (fed @ tensors[f"{stem}self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, heads.DIM)) for name in "qkv"
     )
@@ -55,7 +55,7 @@ def mlp(x: Tensor, tensors: dict[str, Tensor], stem: str) -> Tensor:
 
 
 def given(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings and features of different size, so that neither is taken for the other, and places that begin at 3."""
+    """Returns embeddings and features of different magnitude, so that swaps are detected, and positions from 3."""
     source = torch.Generator().manual_seed(seed)
     embedded, features = (torch.randn(COUNT, heads.HIDDEN, generator=source) for _ in range(2))
     return 0.3 * embedded, 2 * features, torch.arange(3, 3 + COUNT)
@@ -71,7 +71,7 @@ def run(head: Any, embedded: Tensor, features: Tensor, places: Tensor) -> Tensor
 @torch.no_grad()
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
 def test_eagle_1_is_its_formula(tmp_path: Path, target: Any, theta: float) -> None:
-    """fc of (embedding, feature), a layer without its first norm, no norm behind, the target's projection."""
+    """fc of (embedding, feature), a layer without its first norm, no final norm, the target's projection."""
     tensors = heads.eagle_tensors()
     head = load_eagle(heads.write(tmp_path, {**heads.LAYER, "rope_theta": theta}, tensors), target)
     embedded, features, places = given()
@@ -105,7 +105,7 @@ def test_eagle_1_with_the_norms_of_speculators_is_its_formula(tmp_path: Path, ta
 @torch.no_grad()
 @pytest.mark.parametrize("normed_residual", [False, True])
 def test_eagle_3_is_its_formula(tmp_path: Path, target: Any, normed_residual: bool) -> None:
-    """States in the order of the layers, attention over (normed embedding, normed feature), its own projection."""
+    """States in layer order, attention over (normed embedding, normed feature), its own projection."""
     tensors, stem = heads.eagle3_tensors(), "midlayer."
     config = {**heads.LAYER, "draft_vocab_size": len(heads.KEPT), "norm_before_residual": normed_residual}
     head = load_eagle3(heads.write(tmp_path, config, tensors), target, layers=[0, 1, 1])
@@ -126,7 +126,7 @@ def test_eagle_3_is_its_formula(tmp_path: Path, target: Any, normed_residual: bo
 
 @torch.no_grad()
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_norms_of_the_states_come_before_they_are_joined(tmp_path: Path, target: Any, seed: int) -> None:
+def test_states_are_normed_before_they_are_joined(tmp_path: Path, target: Any, seed: int) -> None:
     """fc_norm: one per state, in their order; norm_before_fc: one over all of them."""
     source = torch.Generator().manual_seed(seed)
     states = [torch.randn(COUNT, heads.HIDDEN, generator=source) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The module of multi-token prediction against its formula, against transformers' own, and the targets it refuses."""
+"""The module of multi-token prediction against its formula and transformers' own; targets that it refuses."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def causal(count: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("hidden_first", [False, True])
 @torch.no_grad()
-def test_what_goes_into_the_layer_and_comes_out_of_it(hidden_first: bool) -> None:
-    """Norms and projection written out; attention and the layer's own arithmetic are transformers'."""
+def test_inputs_and_outputs_of_the_layer(hidden_first: bool) -> None:
+    """Norms and projection are written out; the layer itself is transformers'."""
     head = random(build_mtp_head(models.target("llama", max_rows=1), hidden_first=hidden_first))
     embedded, features, place = torch.randn(1, 5, 64), 3 * torch.randn(1, 5, 64), torch.arange(5)[None]
 
@@ -48,8 +48,8 @@ def test_what_goes_into_the_layer_and_comes_out_of_it(hidden_first: bool) -> Non
 
 
 @torch.no_grad()
-def test_it_computes_what_transformers_own_module_does() -> None:
-    """GLM-4.5, with its experts: the chain of three places that is drafted by applying the module again."""
+def test_it_equals_transformers_own_module() -> None:
+    """GLM-4.5 with its experts: a chain of three tokens, by applying the module repeatedly."""
     layers = pytest.importorskip("transformers.modeling_layers")
     if not hasattr(layers, "MtpModel"):
         pytest.skip("this transformers has no module of its own to compare with")
@@ -78,7 +78,7 @@ def test_it_computes_what_transformers_own_module_does() -> None:
 
 
 def described(kind: str, **settings: Any) -> Any:
-    """What is asked of a target before anything is built."""
+    """Returns the message of the checks before a module is built."""
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(kind, **settings)
@@ -95,13 +95,13 @@ def test_recurrent_layers_are_refused_with_the_reason() -> None:
         build_mtp_head(described("qwen3_next", num_hidden_layers=4))
 
 
-def test_layers_of_another_build_are_refused_with_the_reason() -> None:
+def test_other_layers_are_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="model_type 'gpt2'; expected decoder layers with an RMS norm"):
         build_mtp_head(models.target("gpt2", max_rows=1))
 
 
 def test_a_module_among_several_kinds_of_layers_takes_the_usual_one() -> None:
-    """Full attention where the target alternates it with windows; experts where only the first layers have none."""
+    """Full attention if the target alternates it with windows; experts if only the first layers have none."""
     head = build_mtp_head(models.target("gemma2", max_rows=1))
     assert head.config.layer_types == ["full_attention"] and head.config.num_hidden_layers == 1
     target = HuggingFaceTarget(models.glm(), max_rows=1, max_length=64)

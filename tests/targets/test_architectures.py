@@ -1,4 +1,4 @@
-"""Many architectures of transformers: served exactly, or refused with a reason; never served wrongly."""
+"""Many architectures of transformers: served exactly, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def random_model(kind: str, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_trees_behind_a_prefix_have_the_model_s_own_logits(kind: str) -> None:
+def test_trees_after_a_prefix_have_the_model_s_own_logits(kind: str) -> None:
     model = random_model(kind, **SERVED[kind])
     text = models.prompt(60)
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_trees_behind_a_prefix_have_the_model_s_own_logits(kind: str) -> None:
         ("bloom", {}, "attention interface"),
     ],
 )
-def test_what_cannot_be_served_is_refused_and_left_as_it_was(kind: str, changes: dict[str, Any], message: str) -> None:
+def test_unsupported_models_are_refused_and_unchanged(kind: str, changes: dict[str, Any], message: str) -> None:
     model = random_model(kind, **changes)
     before = model.config._attn_implementation
     with pytest.raises(UnsupportedModelError, match=message) as error:

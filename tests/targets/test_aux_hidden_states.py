@@ -1,6 +1,4 @@
-"""Auxiliary hidden states: the hidden states that drafters ask for are those of transformers, for every node of
-every pass.
-"""
+"""Auxiliary hidden states equal transformers' hidden states, for every node of every pass."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ AUX_HIDDEN_STATES = ("entering:0", "entering:1", "final_norm")
 
 
 def states(family: str, text: list[int]) -> dict[str, torch.Tensor]:
-    """output_hidden_states of the untouched model: [length, hidden] by the name of the auxiliary hidden state."""
+    """Returns output_hidden_states of the untouched model, [length, hidden] by name."""
     with torch.no_grad():
         found = models.untouched(family)(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
     return {name: hidden[0] for name, hidden in zip(AUX_HIDDEN_STATES, found, strict=True)}
@@ -59,7 +57,7 @@ def test_aux_hidden_states_are_the_hidden_states_of_transformers(family: str) ->
 
 
 @pytest.mark.parametrize("name", ["entering:2", "entering:-1", "entering:x", "leaving:0", "final"])
-def test_unknown_aux_hidden_states_are_named_and_leave_nothing_behind(name: str) -> None:
+def test_unknown_aux_hidden_states_are_named_and_leave_no_hook(name: str) -> None:
     target = models.target("llama")
     assert target.cache.reserve(0, 8)
     draft = Draft.chains([0], [[1]])
@@ -71,10 +69,10 @@ def test_unknown_aux_hidden_states_are_named_and_leave_nothing_behind(name: str)
 
 
 class Listener(NoisyTree):
-    """A drafter that asks for auxiliary hidden states and checks what it is shown."""
+    """A drafter that checks the auxiliary hidden states it gets."""
 
     needs = Needs(topology="tree", host_tokens=True, aux_hidden_states=("entering:1", "final_norm"))
-    heard = 0
+    observed = 0
 
     def begin(self, view: Any, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         super().begin(view, rows, prompt_output)
@@ -97,11 +95,11 @@ class Listener(NoisyTree):
                 want = states("llama", text)
                 got = output.aux_hidden_states["entering:1"][path]
                 assert torch.allclose(got, want["entering:1"][-len(path) :], atol=2e-4)
-                self.heard += 1
+                self.observed += 1
 
 
 @pytest.mark.parametrize("chunk", [7, 2048])
-def test_drafters_are_shown_the_prompt_and_every_step(chunk: int) -> None:
+def test_drafters_get_the_states_of_prompt_and_every_step(chunk: int) -> None:
     lengths = (5, 17, 40)
     prompts = [models.prompt(length) for length in lengths]
     texts = [
@@ -111,4 +109,4 @@ def test_drafters_are_shown_the_prompt_and_every_step(chunk: int) -> None:
     engine = Engine(models.target("llama"), listener, prefill_chunk=chunk)
     handles = engine.generate(prompts, SamplingParams(temperature=0, max_new_tokens=12))
     assert [[*prompt, *handle.tokens] for prompt, handle in zip(prompts, handles, strict=True)] == texts
-    assert listener.heard > 6
+    assert listener.observed > 6

@@ -1,4 +1,4 @@
-"""In float32 on a CPU a node has the same bits alone, in a tree, in a batch and in a prompt: no tolerance."""
+"""Batch invariance: in float32 on a CPU a node has the same bits alone, in a tree, in a batch and in a prompt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def feed(target: HuggingFaceTarget, row: int, tokens: list[int]) -> Tensor:
     ("family", "whole"),
     [*((name, False) for name in [*FAMILIES, "demo-target"]), ("llama", True), ("demo-target", True)],
 )
-def test_logits_do_not_depend_on_company(family: str, whole: bool, threads: int) -> None:
+def test_logits_do_not_depend_on_the_batch(family: str, whole: bool, threads: int) -> None:
     model = load_model(family) if family.startswith("demo") else models.own(family)
     target = HuggingFaceTarget(model, max_rows=4, max_length=128, fused_forward=whole)
     prompt, more = models.prompt(40), models.prompt(47)[40:]

@@ -30,7 +30,7 @@ SOURCES = [[5, 6, 7, 8, 2], [9, 2], list(range(3, 30))]
 
 @functools.cache
 def model(family: str) -> Any:
-    """Random, in float64, with logits that differ."""
+    """Returns a random model in float64, with distinct logits."""
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     torch.manual_seed(3)
@@ -44,7 +44,7 @@ def model(family: str) -> Any:
 
 
 class settings:
-    """Generation settings of a model for the time of a test."""
+    """Changes generation settings of a model within a block."""
 
     def __init__(self, made: Any, **changes: Any) -> None:
         self.config, self.changes = made.generation_config, changes
@@ -122,7 +122,7 @@ def test_the_right_fill_needs_one_pass_per_block_and_blocks_of_one_are_plain_dec
 
 @pytest.mark.parametrize("options", [{}, {"block": 70}, {"horizon": 90}], ids=str)
 def test_a_guess_ends_with_the_positions_of_the_decoder(options: dict[str, Any]) -> None:
-    """There are 64, and texts may be longer: they are those of generate as far as it goes."""
+    """The decoder has 64 positions. Texts equal those of generate up to there."""
     made = model("marian")
     for ends, length in ((list(range(25)), 100), (None, 64)):
         with settings(made, eos_token_id=ends):
@@ -146,7 +146,7 @@ def test_sampling_is_plain_decoding_with_the_same_noise() -> None:
             assert got.tokens == text[1:] and got.passes <= len(got.tokens)
 
 
-def test_the_cache_after_a_cut_is_that_of_a_fresh_pass() -> None:
+def test_a_truncated_cache_equals_a_fresh_pass() -> None:
     made = model("mbart")
     row = EncoderDecoder(made, SOURCES[0])
     row.score([], [2, 5, 6, 7])
@@ -161,7 +161,7 @@ def test_the_cache_after_a_cut_is_that_of_a_fresh_pass() -> None:
     assert torch.allclose(row.score([2, 5, 9], [9])[0], logits[-1])
 
 
-def test_an_end_inside_a_guess_that_is_not_final_is_no_end() -> None:
+def test_an_end_inside_a_guess_that_is_not_final_is_ignored() -> None:
     made = model("marian")
     assert jacobi_translate(made, SOURCES, greedy(), fill=2) == [
         type(got)(generated(made, source), got.passes)

@@ -1,4 +1,4 @@
-"""Passes as one operator: what the model's own modules say, where they can be had, and what keeps them away."""
+"""The fused forward: equality with the model's own modules, and the models that it serves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def greedy(target: HuggingFaceTarget, drafter: Any = None, new: int = 20) -> lis
 
 
 def scored(target: HuggingFaceTarget, aux_hidden_states: tuple[str, ...] = ()) -> torch.Tensor:
-    """Logits of a tree of two rows over an empty cache."""
+    """Returns the logits of trees in two rows over an empty cache."""
     draft = Draft.trees([0, 1], [([5, 6, 7, 8], [-1, 0, 0, 1]), ([9], [-1])])
     for row in (0, 1):
         assert target.cache.reserve(row, 8)
@@ -65,7 +65,7 @@ def test_logits_are_those_of_the_modules(changes: dict[str, Any]) -> None:
     assert greedy(whole) == greedy(plain)
 
 
-def test_a_target_of_whole_passes_gives_the_text_of_generate() -> None:
+def test_a_target_with_fused_forward_gives_the_text_of_generate() -> None:
     want = [models.greedy_text("llama", len(prompt), 20) for prompt in PROMPTS]
     small = HuggingFaceTarget(models.kin("llama"), max_length=128, fused_forward=True)
     target = models.target("llama", fused_forward=True)
@@ -101,19 +101,19 @@ def test_the_model_can_still_be_saved(tmp_path: Path) -> None:
     assert all(torch.equal(value, want[name]) for name, value in again.state_dict().items())
 
 
-def test_a_copy_is_on_its_own() -> None:
+def test_a_copy_is_independent() -> None:
     target = models.target("llama", fused_forward=True)
     want = scored(target)
-    twin = copy.deepcopy(target)
+    copied = copy.deepcopy(target)
     with torch.no_grad():
         for parameter in target.model.parameters():
             parameter.zero_()
     for cache in (*target.cache.keys, *target.cache.values):
         cache.fill_(torch.nan)
-    assert torch.equal(scored(twin), want)
+    assert torch.equal(scored(copied), want)
     with torch.no_grad():
-        twin.model.get_output_embeddings().weight.mul_(2)
-    assert torch.equal(scored(twin), 2 * want), "the copy's passes read the copy's weights"
+        copied.model.get_output_embeddings().weight.mul_(2)
+    assert torch.equal(scored(copied), 2 * want), "the copy's passes read the copy's weights"
 
 
 def test_aux_hidden_states_and_partial_passes_run_the_modules() -> None:
@@ -129,9 +129,9 @@ def biased() -> Any:
     return tiny_model("llama", attention_bias=True)
 
 
-def test_hooks_of_transformers_are_no_hindrance() -> None:
+def test_hooks_of_transformers_are_allowed() -> None:
     model = models.own("llama")
-    model(torch.tensor([[1, 2]]), output_hidden_states=True)  # leaves its hooks behind
+    model(torch.tensor([[1, 2]]), output_hidden_states=True)  # leaves its hooks on the model
     assert any(module._forward_hooks for module in model.modules())
     assert HuggingFaceTarget(model, max_length=64, fused_forward=True).why_not_fused is None
 
@@ -170,15 +170,15 @@ def adapted() -> Any:
         (adapted, "mlp.down_proj is Adapter; expected BatchInvariantLinear"),
     ],
 )
-def test_what_keeps_a_model_from_whole_passes(make: Any, words: str) -> None:
+def test_what_prevents_the_fused_forward(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=f"fused_forward: got True, but .*{words}"):
         HuggingFaceTarget(make(), max_length=64, fused_forward=True)
     target = HuggingFaceTarget(make(), max_length=64, fused_forward=None)
     assert words in str(target.why_not_fused) and target._logits is target._plain_logits
 
 
-def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code that was changed from outside looks like any other: the logits tell, a hundredth of a layer too."""
+def test_a_model_with_changed_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that was changed from outside is detected by the logits, down to a hundredth of a layer."""
     model: Any = models.own("llama")
     kind = type(model.model.layers[0].mlp)
     forward = kind.forward
@@ -191,7 +191,7 @@ def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.Mon
     assert "logits that differ" in str(target.why_not_fused) and target._logits is target._plain_logits
 
 
-def test_a_forward_of_its_own_is_told() -> None:
+def test_a_replaced_forward_is_reported() -> None:
     model = models.own("llama")
     model.model.layers[0].mlp.forward = lambda hidden: hidden
     target = HuggingFaceTarget(model, max_length=64, fused_forward=None)
@@ -204,7 +204,7 @@ def test_another_backend_can_be_selected() -> None:
     assert "q_proj is Linear; expected BatchInvariantLinear" in str(target.why_not_fused)
 
 
-def test_drafts_run_whole_where_they_can_and_targets_where_asked(tmp_path: Path) -> None:
+def test_drafts_are_fused_by_default_and_targets_on_request(tmp_path: Path) -> None:
     engine: Any = load("demo-target", "demo-draft", max_length=64, max_rows=1)
     assert engine.target.why_not_fused == "it was not requested" and engine.drafter.model.why_not_fused is None
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, compile=True, fused_forward=True)
@@ -222,7 +222,7 @@ def test_drafts_run_whole_where_they_can_and_targets_where_asked(tmp_path: Path)
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_small_draft_of_half_precision_is_loaded_in_float32(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its passes are one operator then; what somebody has loaded stays as it is, and so does a large one."""
+    """This enables the fused forward. A model that the caller loaded stays as it is, and so does a large one."""
 
     def drafted(draft: Any) -> Any:
         drafter: Any = load("demo-target", draft, dtype=dtype, max_length=64).drafter

@@ -1,6 +1,4 @@
-"""HuggingFaceTarget: the packed forward gives the logits that transformers gives, row by row and branch by
-branch.
-"""
+"""HuggingFaceTarget: the packed forward gives transformers' logits for every row and branch."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from specdec_kernels import tree_plan
 
 
 def prefill(target: HuggingFaceTarget, texts: dict[int, list[int]]) -> torch.Tensor:
-    """Extend empty rows by their texts in one pass; logits after each."""
+    """Extends empty rows by their texts in one pass, and returns the logits after each."""
     offsets = [0]
     for text in texts.values():
         offsets.append(offsets[-1] + len(text))
@@ -37,7 +35,7 @@ def prefill(target: HuggingFaceTarget, texts: dict[int, list[int]]) -> torch.Ten
 
 
 def logits_of(family: str, text: list[int]) -> torch.Tensor:
-    """Logits after every token of a text, by the untouched model."""
+    """Returns the untouched model's logits after every token of a text."""
     with torch.no_grad():
         logits: torch.Tensor = models.untouched(family)(torch.tensor([text]), use_cache=False).logits
     return logits[0]
@@ -118,7 +116,7 @@ def test_a_padded_vocabulary_is_cut() -> None:
     assert HuggingFaceTarget(models.own("llama"), max_length=64, vocab_size=1000).vocab_size == 96
 
 
-def test_it_can_be_called_outside_of_inference_mode() -> None:
+def test_it_can_be_called_outside_inference_mode() -> None:
     target = models.target("llama")
     assert target.cache.reserve(0, 40)
     logits = prefill(target, {0: models.prompt(17)})
@@ -127,7 +125,7 @@ def test_it_can_be_called_outside_of_inference_mode() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_near_transformers(dtype: torch.dtype) -> None:
-    """To the accuracy of the type: errors no larger than a few of transformers' own against float32."""
+    """Errors are at most a few times those of transformers in the same dtype, against float32."""
     text = models.prompt(130)
     for family in ("llama", "gemma2"):
         target = HuggingFaceTarget(models.own(family, dtype), max_length=200)
@@ -145,9 +143,7 @@ def test_half_precision_stays_near_transformers(dtype: torch.dtype) -> None:
 
 
 def test_half_precision_text_diverges_only_at_near_ties() -> None:
-    """bfloat16 against transformers' bfloat16: the first difference, if any, lies where two logits are nearly
-    equal.
-    """
+    """bfloat16 against transformers' bfloat16: a first difference occurs only where two logits are nearly equal."""
     from specdec_fast import Engine, SamplingParams, get_drafter
 
     reference = models.own("llama", torch.bfloat16)
@@ -190,7 +186,7 @@ def rotary(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_rotary_scalings_that_look_at_the_batch_are_refused(kind: str) -> None:
+def test_rotary_scalings_that_depend_on_the_batch_are_refused(kind: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"got rotary scaling '{kind}'") as error:
         HuggingFaceTarget(rotary(kind), max_length=64)
     assert "set config.rope_parameters" in str(error.value)
@@ -241,7 +237,7 @@ def test_models_that_cannot_be_served_are_refused(kind: str, shape: dict[str, in
         HuggingFaceTarget(model, max_length=64)
 
 
-def test_the_model_outside_of_its_target_says_what_to_do() -> None:
+def test_calling_the_model_directly_raises_with_a_remedy() -> None:
     target = models.target("llama")
     with pytest.raises(RuntimeError, match=r"called outside its target; call HuggingFaceTarget\.extend"):
         target.model(torch.tensor([[1, 2, 3]]))
@@ -249,7 +245,7 @@ def test_the_model_outside_of_its_target_says_what_to_do() -> None:
     assert target.model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 96)
 
 
-def test_an_engine_goes_on_after_somebody_used_its_model() -> None:
+def test_an_engine_continues_after_a_direct_call_of_its_model() -> None:
     engine = Engine(models.target("llama"))
     params = SamplingParams(temperature=0, max_new_tokens=12)
     want = engine.generate([[1, 2, 3]], params)[0].tokens
@@ -258,12 +254,12 @@ def test_an_engine_goes_on_after_somebody_used_its_model() -> None:
     assert found[0, 3:].tolist() == want == engine.generate([[1, 2, 3]], params)[0].tokens
 
 
-def test_whose_attention_a_model_calls() -> None:
+def test_detecting_the_attention_that_a_model_calls() -> None:
     model = models.target("llama").model
     assert attention.is_served(model.config)
     model.set_attn_implementation("eager")
     assert not attention.is_served(model.config)
-    for name in ("eager", attention.NAME):  # where a configuration stores it under another name
+    for name in ("eager", attention.NAME):  # some configurations store it under another name
         assert attention.is_served(SimpleNamespace(_attn_implementation=name)) == (name == attention.NAME)
 
 

@@ -16,7 +16,7 @@ from specdec_kernels import tree_plan
 
 
 class Program:
-    """A target and the tokens that its rows must hold."""
+    """A target, and the tokens that its rows must hold."""
 
     def __init__(self, target: HuggingFaceTarget, seed: int) -> None:
         self.target, self.random = target, random.Random(seed)
@@ -87,7 +87,7 @@ class Program:
         self.floor.pop(row, None)
 
     def step(self) -> int:
-        """One random action; the row that was touched most."""
+        """Takes one random action, and returns the row that it changed most."""
         if len(self.rows) < 2:
             self.join()
         row = self.random.choice(list(self.rows))
@@ -113,7 +113,7 @@ class Program:
     ("family", "page_size", "whole"),
     [("llama", 1, False), ("llama", 7, None), ("gemma2", 16, False), ("gpt2", 256, False), ("mistral", 5, False)],
 )
-def test_random_programs_leave_what_a_fresh_pass_would_store(family: str, page_size: int, whole: bool | None) -> None:
+def test_random_programs_store_the_same_as_a_fresh_pass(family: str, page_size: int, whole: bool | None) -> None:
     pages = 4 * -(-160 // page_size) + 9
     target = HuggingFaceTarget(
         models.own(family), max_length=160, max_rows=4, page_size=page_size, num_pages=pages, fused_forward=whole

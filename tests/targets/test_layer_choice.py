@@ -1,4 +1,4 @@
-"""Which layers are left out: values, and the files that hold them."""
+"""The choice of skipped layers: values and files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from specdec_fast.targets.layer_choice import SkippedLayers, choice_path, read_choice, read_layers, write_layers
 
 
-def test_ways_to_say_it() -> None:
+def test_accepted_values() -> None:
     assert SkippedLayers.of([3, 1, 1], (2,)) == SkippedLayers((1, 3), (2,)) and len(SkippedLayers((1, 3), (2,))) == 3
     assert SkippedLayers.after(2, 4) == SkippedLayers((2, 3), (2, 3)) and SkippedLayers.after(0, 1) == SkippedLayers(
         (0,), (0,)
@@ -20,7 +20,7 @@ def test_ways_to_say_it() -> None:
     assert SkippedLayers.of_bits(bits) == SkippedLayers((1,), (0, 1)) and SkippedLayers((1,), (0, 1)).bits(3) == bits
 
 
-def test_a_file_says_what_was_written(tmp_path: Path) -> None:
+def test_a_written_file_is_read_back(tmp_path: Path) -> None:
     place = tmp_path / "deep" / "x.json"
     write_layers(place, SkippedLayers((1,), (0, 2)), 4, {"model": "someone/model"})
     assert read_choice(place, 4) == SkippedLayers((1,), (0, 2)) and read_layers(place)["model"] == "someone/model"
@@ -38,13 +38,13 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
         ('{"format": "specdec-layers-1", "num_layers": 4, "mlp": [4]}', "got mlp of layer 4; expected 0..3"),
     ],
 )
-def test_files_that_are_none(tmp_path: Path, content: str, message: str) -> None:
+def test_invalid_files(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         read_choice(tmp_path / "x.json", 4)
 
 
-def test_every_model_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_model_has_its_own_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_DATA", str(tmp_path))
     (tmp_path / "a" / "model").mkdir(parents=True)
     (tmp_path / "b" / "model").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Passes without some sub-blocks: as if their output were zero, on every architecture, and nothing remains of it."""
+"""Passes that skip sub-blocks: outputs count as zero on every architecture, and the model is unchanged afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETS = [SkippedLayers((0,), ()), SkippedLayers((), (1,)), SkippedLayers((1,), (0
 
 
 def silenced(family: str, skip: SkippedLayers) -> Any:
-    """A copy of the tiny model in which these sub-blocks put out zeros."""
+    """Returns a copy of the tiny model in which these sub-blocks return zeros."""
     model = copy.deepcopy(models.untouched(family))
     for index, layer in enumerate(target_layers(model)):
         for kind, names in ENDS.items():
@@ -46,7 +46,7 @@ def logits(target: HuggingFaceTarget, text: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("skip", SETS, ids=str)
 @pytest.mark.parametrize("family", models.FAMILY_NAMES)
-def test_a_sub_block_that_is_left_out_adds_nothing(family: str, skip: SkippedLayers) -> None:
+def test_a_skipped_sub_block_adds_nothing(family: str, skip: SkippedLayers) -> None:
     target, text = models.target(family, max_rows=1), models.prompt(40)
     whole = logits(target, text)
     with target.skip_layers(skip):
@@ -58,7 +58,7 @@ def test_a_sub_block_that_is_left_out_adds_nothing(family: str, skip: SkippedLay
     assert not [name for name, module in target.model.named_modules() if "forward" in module.__dict__]
 
 
-def test_a_forward_that_somebody_gave_a_module_is_given_back() -> None:
+def test_a_replaced_forward_of_a_module_is_restored() -> None:
     target, text = models.target("llama", max_rows=1), models.prompt(8)
     layers = target.model.model.layers
 
@@ -75,11 +75,11 @@ def test_a_forward_that_somebody_gave_a_module_is_given_back() -> None:
         del layers[0].mlp.forward
 
 
-def test_a_layer_without_both_is_not_called_and_a_norm_that_feeds_nobody_is_passed_by() -> None:
+def test_a_layer_without_both_is_not_called_and_its_unused_norm_is_skipped() -> None:
     target = models.target("llama", max_rows=1)
     layers, called = target.model.model.layers, []
     with target.skip_layers(SkippedLayers()):
-        pass  # the pass that looks at the model is behind us
+        pass  # the pass that checks the model has run
     for index, layer in enumerate(layers):
         for name in ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp"):
             inner = layer.get_submodule(name)
@@ -99,7 +99,7 @@ def test_a_layer_without_both_is_not_called_and_a_norm_that_feeds_nobody_is_pass
     ]
 
 
-def test_a_pass_that_fails_leaves_the_model_whole() -> None:
+def test_a_failed_pass_restores_the_model() -> None:
     target = models.target("gpt2", max_rows=1)
     whole = logits(target, [1, 2, 3])
     with pytest.raises(RuntimeError, match="no more"):
@@ -108,7 +108,7 @@ def test_a_pass_that_fails_leaves_the_model_whole() -> None:
     assert torch.equal(logits(target, [1, 2, 3]), whole)
 
 
-def test_layers_that_are_not_there_and_sub_blocks_that_are_no_module() -> None:
+def test_missing_layers_and_sub_blocks_that_are_not_modules() -> None:
     with pytest.raises(ValueError, match=r"layers to skip: got mlp of layer 2; expected 0\.\.1"):
         with models.target("llama", max_rows=1).skip_layers(SkippedLayers((), (2,))):
             pass

@@ -1,4 +1,4 @@
-"""Weights laid out for products of few rows: the same model, stored otherwise."""
+"""Weights stored for products of few rows: the model computes the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
 
 
-def test_values_stay_and_only_free_weights_move() -> None:
+def test_values_are_kept_and_only_unshared_weights_move() -> None:
     model = load_model("demo-draft")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     store_by_input(model)
@@ -36,7 +36,7 @@ def test_values_stay_and_only_free_weights_move() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fast", [True, False])
-def test_half_precision_is_ours_where_torch_is_slow(
+def test_half_precision_uses_our_kernel_where_torch_is_slow(
     monkeypatch: pytest.MonkeyPatch, fast: bool, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(linear_layers, "has_instructions", lambda asked: asked != dtype or fast)
@@ -56,7 +56,7 @@ def test_half_precision_is_ours_where_torch_is_slow(
 
 
 @pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
-def test_without_the_kernel_slow_weights_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_kernel_weights_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_layers, "has_instructions", lambda asked: asked != torch.bfloat16)
     model = load_model("demo-draft", "bfloat16")
     with use_backend("reference"):
@@ -73,7 +73,7 @@ def test_a_second_time_changes_nothing() -> None:
     assert {name: module.weight.stride() for name, module in linears(model).items()} == before
 
 
-def test_a_target_stores_its_model_so_and_the_model_can_still_be_saved(tmp_path: Path) -> None:
+def test_a_target_changes_the_layout_and_the_model_can_still_be_saved(tmp_path: Path) -> None:
     model = load_model("demo-draft")
     tokens = torch.arange(1, 9)[None]
     with torch.inference_mode():
@@ -90,7 +90,7 @@ def test_a_target_stores_its_model_so_and_the_model_can_still_be_saved(tmp_path:
 
 
 def test_a_stored_model_can_be_trained_and_cast() -> None:
-    """What a target did to a model's layers must not cost its gradients, nor what autocast makes of them."""
+    """A target's change of layers keeps gradients and autocast."""
     model, untouched = load_model("demo-draft"), load_model("demo-draft")
     store_by_input(model)
     tokens = torch.arange(1, 9)[None]

@@ -1,4 +1,4 @@
-"""Tiny models: logits spread enough that arg-maxima are no near-ties, and context that matters."""
+"""Tiny models: logits without near-ties, and texts that depend on the context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_logits_have_a_standard_deviation_near_three(family: str) -> None:
 
 @pytest.mark.parametrize("family", models.FAMILY_NAMES)
 def test_a_change_far_back_changes_the_next_token(family: str) -> None:
-    """Twenty tokens back (inside the windows): most arg-maxima move when the context is another."""
+    """Most arg-maxima change with a token twenty positions back (inside the windows)."""
     ids = torch.randint(0, 96, (24, 40), generator=torch.Generator().manual_seed(2))
     other = ids.clone()
     other[:, 10:25] = torch.randint(0, 96, (24, 15), generator=torch.Generator().manual_seed(3))
@@ -34,9 +34,9 @@ def test_a_change_far_back_changes_the_next_token(family: str) -> None:
 def test_the_same_seed_gives_the_same_model_and_leaves_the_generator_alone() -> None:
     torch.manual_seed(5)
     one = tiny_model("llama", seed=3)
-    drawn = torch.rand(3)
+    random = torch.rand(3)
     torch.manual_seed(5)
-    assert torch.equal(drawn, torch.rand(3))
+    assert torch.equal(random, torch.rand(3))
     two, other = tiny_model("llama", seed=3), tiny_model("llama", seed=4)
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad():

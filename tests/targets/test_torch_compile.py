@@ -1,4 +1,4 @@
-"""torch.compile of the target: the same text, and auxiliary hidden states that still work."""
+"""torch.compile of the target: the same text, and auxiliary hidden states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTHS = (5, 17)
 
 
 def compiled_text(model: Any, want: list[list[int]], drafted: int) -> HuggingFaceTarget:
-    """Check the text of a compiled target; returns it."""
+    """Checks the text of a compiled target, and returns the target."""
     torch._dynamo.reset()
     prompts, new_tokens = [models.prompt(length) for length in LENGTHS], len(want[0])
     target = HuggingFaceTarget(model, max_length=64, compile=True)
@@ -31,8 +31,8 @@ def compiled_text(model: Any, want: list[list[int]], drafted: int) -> HuggingFac
     return target
 
 
-def test_the_captured_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Capture, guards and changing shapes, without waiting for a code generator."""
+def test_the_traced_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capture, guards and changing shapes, without a code generator."""
     graphs: list[Any] = []
 
     def count(module: Any, _inputs: Any, **_options: Any) -> Any:
@@ -54,10 +54,12 @@ def test_the_captured_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_the_compiled_forward_gives_the_same_text() -> None:
-    """The code generator too: one graph of the first pass over ragged prompts, one of any shape for all after it.
+    """With the code generator: one graph for the first pass over ragged prompts, one of dynamic shape for all later
+    passes.
 
-    Of one layer, as a second one has the same code but for a sum; and without what only saves a later process work:
-    caches of graphs, whose keys are those of all files of Triton, and a pool of processes that compile Triton kernels.
+    The model has one layer, since a second has the same code but for a sum. Features that only help later processes are
+    off: caches of graphs, whose keys are those of all files of Triton, and a pool of processes that compile Triton
+    kernels.
     """
     model: Any = tiny_model("llama", num_hidden_layers=1)
     model.generation_config.eos_token_id = None
@@ -73,14 +75,14 @@ def test_the_compiled_forward_gives_the_same_text() -> None:
     assert compiled["stats"]["unique_graphs"] == 2 and compiled["inductor"]["extern_calls"] > 0
 
 
-def test_targets_of_one_class_keep_their_passes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conditions on the model are not looked at, so a pass of one model must never serve another."""
+def test_targets_of_one_class_have_separate_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards on the model are not checked, so a pass of one model must not serve another."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     draft = Draft.chains([0], [[1, 2, 3]])
     tree = Draft.trees(rows=[0], trees=[([1, 2, 3], [-1, 0, 0])])
     targets = []
-    for eps in (1e-6, 1.0):  # a number that only the model knows, part of what was compiled
+    for eps in (1e-6, 1.0):  # a number of the model that is part of the compiled code
         pair = [
             HuggingFaceTarget(tiny_model("llama", rms_norm_eps=eps), max_rows=1, max_length=32, compile=how)
             for how in (False, True)

@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         ({"mixed_precision": "int4"}, "mixed_precision: got 'int4'; expected one of no, bf16, fp16"),
     ],
 )
-def test_bad_settings(changes: dict[str, Any], message: str) -> None:
+def test_bad_options(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings(**changes)
 
