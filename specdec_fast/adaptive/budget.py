@@ -68,13 +68,14 @@ class Fixed:
     cross_request = False
 
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+        """Returns the largest budget of every row."""
         return list(most)
 
     def observe(self, rows: Sequence[int], outcomes: Sequence[DraftOutcome], propose: float, verify: float) -> None:
-        pass
+        """Does nothing: the budgets follow no measurement."""
 
     def release(self, rows: Sequence[int]) -> None:
-        pass
+        """Does nothing: no row has state here."""
 
 
 class Entropy(Fixed):
@@ -119,8 +120,8 @@ class Goodput:
     the drafter's work by the largest budget. A drafter that often has no draft costs its work every time, and the
     larger pass only when it has nodes.
 
-    Nodes are granted one by one, the one with the largest expected gain first. The best point on the way is chosen if
-    it exceeds the speed of plain steps by `margin`. The first steps, and a step now and then, are measurements.
+    Nodes are granted one by one, the one with the largest expected gain first. The best point on the way is used if it
+    exceeds the speed of plain steps by `margin`. The first steps, and a step now and then, are measurements.
 
     Args:
         first_rate: Acceptance rate of a depth that was never tested.
@@ -156,32 +157,34 @@ class Goodput:
         self._idle_steps, self._probe_interval, self._draft_steps, self._refresh_interval = 0, probe, 0, 2
 
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
-        chosen = self._choose(rows, most)
-        self._granted = dict(zip(rows, chosen))
-        return chosen
+        """Returns the budgets with the best measured goodput, or those of a measurement."""
+        budgets = self._choose_budgets(rows, most)
+        self._granted = dict(zip(rows, budgets))
+        return budgets
 
-    def _choose(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+    def _choose_budgets(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         """Budgets of a step: a measurement, a probe, or the best by measurement."""
         if not any(most):
             return list(most)
         if self._warmup_budgets:
             return [min(limit, self._warmup_budgets[0]) for limit in most]
-        chosen = self._maximize_goodput(rows, most)
-        if not any(chosen):
+        budgets = self._maximize_goodput(rows, most)
+        if not any(budgets):
             self._idle_steps, self._draft_steps, self._refresh_interval = self._idle_steps + 1, 0, 2
             if self._idle_steps >= self._probe_interval:
                 self._idle_steps, self._probe_interval = 0, min(2 * self._probe_interval, 64 * self._probe)
                 return self._probe_budgets(most)
-            return chosen
+            return budgets
         self._idle_steps, self._draft_steps = 0, self._draft_steps + 1
         # the first step without drafts follows soon, to check the measurement
         if self._draft_steps >= self._refresh_interval:
             self._draft_steps, self._refresh_interval = 0, min(2 * self._refresh_interval, self._refresh)
             self._probe_interval = self._probe if self._refresh_interval == self._refresh else self._probe_interval
-            return [0] * len(chosen)
-        return chosen
+            return [0] * len(budgets)
+        return budgets
 
     def observe(self, rows: Sequence[int], outcomes: Sequence[DraftOutcome], propose: float, verify: float) -> None:
+        """Adds the times and outcomes of a step to the cost model."""
         budgets = [self._granted.get(row, 0) for row in rows]
         known = all(row in self._cost_model for row in rows)  # the first draft of a row may process its whole prompt
         if self._warmup_budgets:
@@ -192,6 +195,7 @@ class Goodput:
         self._cost_model.observe(rows, budgets, outcomes)
 
     def release(self, rows: Sequence[int]) -> None:
+        """Removes the acceptance rates of rows."""
         self._cost_model.release(rows)
 
     def _probe_budgets(self, most: Sequence[int]) -> list[int]:
@@ -230,10 +234,10 @@ class Goodput:
             heapreplace(heap, (own[after] - own[after + 1], at) if after + 1 < len(own) else (1.0, at))
             if heap[0][0] > 0:  # all remaining rows have their largest budget
                 break
-        chosen = [0] * len(rows)
+        budgets = [0] * len(rows)
         for at in order[:keep]:
-            chosen[at] += 1
-        return chosen
+            budgets[at] += 1
+        return budgets
 
 
 WARMUP_BUDGETS = (0, 4, 2, 0, 6, 0)

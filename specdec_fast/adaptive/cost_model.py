@@ -174,7 +174,7 @@ class CostModel:
         self.first_rate = first_rate
         self._all = _Rates(0.99)
         self._rows: dict[int, _Rates] = {}
-        self._depth_by_nodes = TimeTable(slowdown_rate=0.0)  # depth of drafts in place of seconds
+        self._depth_by_nodes = TimeTable(slowdown_rate=0.0)  # holds depths of drafts, not seconds
         self._gains: dict[int, list[float]] = {}  # by row, valid until the next draft
 
     def __contains__(self, row: int) -> bool:

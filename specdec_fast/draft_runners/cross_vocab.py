@@ -1,4 +1,4 @@
-"""Translates translation the vocabularies of a target and of a draft model with another tokenizer.
+"""Translates between the vocabularies of a target and of a draft model with another tokenizer.
 
 TLI restricts the draft's distribution to tokens that both vocabularies contain. SLEM re-encodes the draft's text in the
 target's tokens. Source: Timor et al. 2025 (heterogeneous vocabularies).
@@ -16,11 +16,11 @@ from torch import Tensor
 _CONTEXT = 8  # tokens in front of a text that are encoded with it, since tokens may merge at the border
 _WINDOW = 32  # tokens of a draft's text that are encoded again with new text; most of them do not change
 _STARTS = 4  # starting points that are tried
-_UNFINISHED = "\ufffd"  # the end of a text whose last character is incomplete
+_UNFINISHED = "\ufffd"  # ends a text whose last character is incomplete
 
 
 class CrossVocab:
-    """Translation translation two tokenizers, by text.
+    """Translates between two tokenizers by text.
 
     Args:
         target: The target's transformers tokenizer.
@@ -82,7 +82,7 @@ class CrossVocab:
 
         Args:
             tokens: The committed text in the target's tokens.
-            draft_text: The same text in the draft's tokens. It tells whether the drafted text begins with a space.
+            draft_text: The same text in the draft's tokens. It shows whether the drafted text begins with a space.
             drafted: The drafted tokens.
 
         Returns:
@@ -95,7 +95,9 @@ class CrossVocab:
         both = self._target.encode(behind + new, add_special_tokens=False)
         if both[: len(before)] == before:
             return list(both[len(before) :])
-        return list(self._target.encode(new, add_special_tokens=False))  # the border would be encoded in another way
+        return list(
+            self._target.encode(new, add_special_tokens=False)
+        )  # the new text alone: both together encode differently
 
     def to_target_logits(self, logits: Tensor) -> Tensor:
         """Spreads the draft's logits over the target's vocabulary, [B, V]; -inf for tokens that are not common."""
@@ -115,7 +117,7 @@ class GrowingText:
     encoded.
 
     Args:
-        translation: The translation.
+        translation: The two tokenizers.
     """
 
     def __init__(self, translation: CrossVocab) -> None:

@@ -74,7 +74,7 @@ class CudaGraphHeads:
 
     The device keeps two numbers per row. `known` is the length of the text whose features are complete, 0 for none.
     `first` is the position of the window's first token. The head's cache has all places up to the window, from true
-    features. A row that could not draft for lack of pages loses its features, and its request drafts no more.
+    features. A row that could not draft for lack of pages loses its features. Its request does not draft again.
 
     Args:
         drafter: The drafter.
@@ -95,6 +95,7 @@ class CudaGraphHeads:
     # -- between steps ------------------------------------------------------------------------------------------------
 
     def enter(self, view: StateView, rows: Sequence[int]) -> None:
+        """Stores missing places of rows, and copies their last features into the window."""
         source: Any = self._source
         lengths = {row: view.length(row) for row in rows}
         ready = [row for row, length in lengths.items() if source.reserve(row, length, length)]
@@ -107,15 +108,19 @@ class CudaGraphHeads:
                 self._window[row, 0] = features[-1]
 
     def reserve(self, row: int, length: int) -> bool:
+        """Reserves pages of the head, also for all levels of a dynamic tree."""
         cache, growing = self._model.cache, max(self._drafter.depth - 1, 0) * self._drafter.width
         return length <= cache.max_length and cache.reserve(row, min(length + growing, cache.max_length))
 
     def leave(self, view: StateView, rows: Sequence[int]) -> None:
+        """Returns the window's features of rows to the `HeadRunner`."""
         source: Any = self._source
         for row in rows:
             length, first = view.length(row), int(self._first[row])
             features, start = self._window[row, :0], 0
-            if 1 < length <= int(self._known[row]) and first <= length - 2:  # a failed step may know more
+            if (
+                1 < length <= int(self._known[row]) and first <= length - 2
+            ):  # `_known` may exceed the text after a failed step
                 start = max(min(int(self._model.cache.lengths[row]), length - 2), first)
                 features = self._window[row, start - first : length - 1 - first].clone()
             source.return_features(row, features, start)
@@ -123,6 +128,7 @@ class CudaGraphHeads:
     # -- in a step ----------------------------------------------------------------------------------------------------
 
     def propose(self, batch: CudaGraphRows) -> CudaGraphTrees:
+        """Stores new places and grows the trees; a row without complete features has 0 nodes."""
         drafter, index, lengths = self._drafter, batch.rows.long(), batch.lengths
         nodes = min(batch.num_draft_tokens, drafter._max_nodes)
         limits = batch.drafts.clamp(max=nodes)
@@ -156,7 +162,12 @@ class CudaGraphHeads:
     def _store_new_places(self, batch: CudaGraphRows, growing: Tensor) -> tuple[Tensor, Tensor]:
         """Stores new places from true features, and the root's place again. The cache then ends before the root.
 
-        Returns the features before the roots and the predicted features of the roots, [B, hidden] each.
+        Args:
+            batch: The rows.
+            growing: Rows that draft in this step, bool [B].
+
+        Returns:
+            The features before the roots and the predicted features of the roots, [B, hidden] each.
         """
         cache, index, wide = self._model.cache, batch.rows.long(), self._window.shape[1]
         stored = cache.lengths[index]
@@ -172,10 +183,16 @@ class CudaGraphHeads:
         return self._before_root(index, batch.lengths), hidden[packing.last]
 
     def _score(self, draft: Draft, before_root: Tensor, hidden: Tensor, starts: Tensor) -> Tensor:
-        """Runs one pass over packed trees; returns predicted features [M, hidden].
+        """Runs one pass over packed trees.
 
-        before_root: features before the roots; hidden: predicted features of the last pass, whose rows begin at
-        `starts`.
+        Args:
+            draft: The trees.
+            before_root: Features before the roots, [B, hidden].
+            hidden: Predicted features of the last pass.
+            starts: First node of each row in the last pass, int64 [B].
+
+        Returns:
+            Predicted features [M, hidden].
         """
         above = hidden[(starts[draft.row_of] + draft.parents).clamp(0, hidden.shape[0] - 1).long()]
         features = torch.where((draft.parents < 0)[:, None], before_root[draft.row_of], above)
@@ -185,9 +202,14 @@ class CudaGraphHeads:
     def _compute_logits(
         self, hidden: Tensor, sampling: SamplingTensors
     ) -> tuple[Tensor, list[Tensor], SamplingTensors]:
-        """Logits [B * N, V] after N nodes per row, from predicted features [B * N, hidden].
+        """Computes the logits after N nodes per row.
 
-        Also returns (1/T, cut, tie) for picking their children, and the sampling parameters of each node.
+        Args:
+            hidden: Predicted features [B * N, hidden].
+            sampling: Sampling parameters of the B rows.
+
+        Returns:
+            Logits [B * N, V], (1/T, cut, tie) for picking children, and the sampling parameters of each node.
         """
         logits = self._model.logits(hidden)
         if self._model.token_ids is not None:  # the noise uses the target's ids
@@ -264,8 +286,14 @@ class CudaGraphHeads:
 class _Forward:
     """Passes of a head over growing trees.
 
-    before_root: features before the roots; hidden: predicted features [M, hidden] of the last pass, whose rows begin at
-    `starts`.
+    Attributes:
+        heads: The proposals.
+        batch: The rows.
+        limits: Largest number of draft nodes of each row, int32 [B].
+        nodes: Largest number of draft nodes of any row.
+        before_root: Features before the roots, [B, hidden].
+        hidden: Predicted features of the last pass, [M, hidden].
+        starts: First node of each row in the last pass, int64 [B].
     """
 
     heads: CudaGraphHeads
@@ -277,14 +305,17 @@ class _Forward:
     starts: Tensor
 
     def dists(self, frontier: Frontier) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns logits and (1/T, cut, tie) after the frontier's nodes."""
         logits, (inv_t, cut, tie), _ = self.heads._compute_logits(self.hidden[frontier.places], self.batch.sampling)
         return logits, inv_t, cut, tie
 
     def score(self, draft: Draft) -> None:
+        """Runs one pass over the trees so far."""
         self.hidden = self.heads._score(draft, self.before_root, self.hidden, self.starts)
         self.starts = draft.offsets[:-1].long()
 
     def allocate(self, dtype: torch.dtype) -> Growth:
+        """Returns empty trees with their roots."""
         batch, roots = self.batch, (self.batch.lengths - 1).clamp(min=0).long()
         growth = Growth.room(self.limits, self.nodes, min(self.heads._drafter.depth, self.nodes), dtype)
         growth.tokens[:, 0] = batch.tokens[batch.rows.long(), roots]

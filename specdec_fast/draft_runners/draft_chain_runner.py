@@ -103,7 +103,7 @@ class DraftChainRunner:
                 start += 1
             if self._translation is not None:
                 start = _common_prefix(self._fed[row], text)
-            start = min(start, len(text) - 1)  # the root is always fed: its logits are required
+            start = min(start, len(text) - 1)  # the root is always fed, since its logits are required
             self._stored[row] = start, []  # holds even if the pass that follows is interrupted
             kept.append(start)
             # the target's padding ids may exceed the draft's embedding; a substitute costs acceptance only

@@ -1,7 +1,7 @@
 """Runs a trained head over the hidden states of a target, with a paged cache whose rows follow the engine's.
 
-`PagedHead` runs a head's layers with the attention and the cache of targets. `HeadRunner` keeps the true features that
-the target has shown, and stores keys and values of committed tokens from them. Drafted trees are staged behind these.
+`PagedHead` runs a head's layers with the attention and the cache of targets. `HeadRunner` keeps the true features from
+the target's passes, and stores keys and values of committed tokens from them. Drafted trees are staged behind these.
 The keys of an accepted draft token came from predicted features and are overwritten (Li et al. 2024, EAGLE).
 Tests: tests/draft_runners/test_head_runner.py.
 """
@@ -118,7 +118,7 @@ class _Row:
         features: True features of the tokens from `first` on, [n, hidden].
         first: Position of the first of these tokens.
         stored: Places whose keys come from true features.
-        is_shared: CUDA-graph steps continue from these features.
+        is_shared: Whether CUDA-graph steps continue from these features.
     """
 
     features: Tensor
@@ -147,10 +147,10 @@ class HeadRunner:
         self.vocab_size: int = model.vocab_size
         self.token_ids: Tensor | None = model.token_ids
         self._rows: dict[int, _Row] = {}
-        self._hidden: Tensor | None = None  # of the last pass
+        self._hidden: Tensor | None = None  # predicted features of the last pass
         self._last: list[int] = []  # rows of the last pass
-        self._offsets: Tensor | None = None  # and where their nodes begin there
-        self._at_roots = False  # the last pass was that of `catch_up`
+        self._offsets: Tensor | None = None  # first node of each of these rows in the last pass
+        self._at_roots = False  # whether the last pass was that of `catch_up`
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         """Adds rows, with the hidden states of all their tokens but the roots."""

@@ -47,8 +47,11 @@ class Heads(Protocol):
     num_heads: int
 
     @property
-    def token_ids(self) -> Tensor | None: ...
-    def __call__(self, states: Tensor, lm_head: Callable[[Tensor], Tensor] | None = None) -> Tensor: ...
+    def token_ids(self) -> Tensor | None:
+        """Target ids of the columns of the logits, int64 [Vd]; None for all."""
+
+    def __call__(self, states: Tensor, lm_head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Returns the logits of all heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ class ParallelHeadsDrafter:
         self._layout = lru_cache(maxsize=256)(self._build_layout)
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Keeps the hidden state before the root of every row."""
         if prompt_output is None:
             return
         states, end = prompt_output.aux_hidden_states[AUX_HIDDEN_STATE], 0
@@ -112,6 +116,7 @@ class ParallelHeadsDrafter:
                 self._states[row] = (view.length(row), states[end - 1])
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Fills the first nodes of the tree for every row whose state is known."""
         counts, active = [], []
         for at, (row, limit) in enumerate(zip(rows, budget.nodes)):
             known = self._states.get(row)
@@ -202,12 +207,14 @@ class ParallelHeadsDrafter:
             )
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Keeps the hidden state of the last accepted node, the one before the next root."""
         last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1).long()
         states = output.aux_hidden_states[AUX_HIDDEN_STATE][last]
         for at, row in enumerate(draft.host_rows()):
             self._states[row] = (view.length(row), states[at])
 
     def release(self, rows: Sequence[int]) -> None:
+        """Removes the states of rows."""
         for row in rows:
             self._states.pop(row, None)
 
@@ -238,15 +245,18 @@ class CudaGraphParallelHeads:
         self._depth, self._rank, self._parents = torch.tensor(parts, dtype=torch.int32).to(device)
 
     def enter(self, view: StateView, rows: Sequence[int]) -> None:
+        """Copies the states of rows into the static tensor."""
         for row in rows:
             self._lengths[row] = 0
             if row in self._drafter._states:
                 self._lengths[row], self._states[row] = self._drafter._states[row]
 
     def reserve(self, row: int, length: int) -> bool:
+        """Returns True: the heads have no cache."""
         return True
 
     def propose(self, batch: CudaGraphRows) -> CudaGraphTrees:
+        """Fills the tree of every row; rows without a state have 0 nodes."""
         drafter, index = self._drafter, batch.rows.long()
         best = drafter.pick_tokens(self._states[index], batch.sampling, batch.lengths - 1)
         nodes = min(batch.num_draft_tokens, len(drafter._parents) - 1)
@@ -258,6 +268,7 @@ class CudaGraphParallelHeads:
         return CudaGraphTrees(tokens, parents, counts, max(drafter._depth[: nodes + 1]))
 
     def observe(self, batch: CudaGraphRows, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Keeps the hidden state of the last accepted node, the one before the next root."""
         path, index, accepted = acceptance.path, batch.rows.long(), acceptance.num_accepted
         last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
         there = last >= 0
@@ -267,6 +278,7 @@ class CudaGraphParallelHeads:
         self._states[index] = torch.where(there[:, None], states, self._states[index])
 
     def leave(self, view: StateView, rows: Sequence[int]) -> None:
+        """Returns the states of rows to the drafter."""
         for row in rows:  # after a failed step the length differs from the text's
             self._drafter._states[row] = int(self._lengths[row]), self._states[row].clone()
 

@@ -1,8 +1,8 @@
-"""Regular expressions and JSON schemas as grammars, by the library llguidance (extra `grammar`).
+"""Regular expressions and JSON schemas as grammars, with the library llguidance (extra `grammar`).
 
     params = SamplingParams(grammar=regex(r"[0-9]{4}-[0-9]{2}", tokenizer))
 
-A grammar may serve any number of requests: each forks it. Tests: tests/integrations/test_llguidance.py.
+Any number of requests may share a grammar, since each request forks it. Tests: tests/integrations/test_llguidance.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _library() -> Any:
 
 
 def _vocabulary(tokenizer: Any) -> Any:
-    """llguidance's form of a fast tokenizer; making one takes up to a second, so it is remembered."""
+    """Returns llguidance's form of a fast tokenizer, cached because making one takes up to a second."""
     library = _library()
     found = _VOCABULARIES.get(tokenizer)
     if found is None:
@@ -42,8 +42,11 @@ def _vocabulary(tokenizer: Any) -> Any:
 
 
 class LLGuidanceMatcher:
-    """A `Matcher` (`specdec_fast.sampling.grammar`) over an `LLMatcher`, whose silent error state becomes an
-    exception.
+    """A `Matcher` (`specdec_fast.sampling.grammar`) over an `LLMatcher`, whose silent error state becomes an exception.
+
+    Args:
+        inner: The `LLMatcher`.
+        vocab_size: Number of token ids.
     """
 
     def __init__(self, inner: Any, vocab_size: int) -> None:
@@ -52,13 +55,16 @@ class LLGuidanceMatcher:
 
     @property
     def complete(self) -> bool:
+        """Whether the text so far is a whole text of the grammar."""
         done: bool = self._inner.is_accepting()
         return done
 
     def fork(self) -> LLGuidanceMatcher:
+        """Returns an independent copy."""
         return LLGuidanceMatcher(self._inner.deep_copy(), self.vocab_size)
 
     def advance(self, token: int) -> bool:
+        """Appends a token; returns whether the grammar allows it."""
         if not 0 <= token < self.vocab_size:
             return False
         taken: int = self._inner.try_consume_tokens([token])
@@ -66,11 +72,13 @@ class LLGuidanceMatcher:
         return taken == 1
 
     def rollback(self, count: int) -> None:
+        """Removes the last `count` tokens."""
         if not self._inner.rollback(count):
             self._check()
             raise RuntimeError(f"llguidance: a rollback of {count} tokens failed")
 
     def fill_mask(self, words: Tensor) -> None:
+        """Writes the mask of allowed tokens into `words`, int32 [ceil(V / 32)]."""
         self._inner.unsafe_compute_mask_ptr(words.data_ptr(), 4 * words.numel())
         self._check()
 
@@ -80,7 +88,7 @@ class LLGuidanceMatcher:
 
 
 def _reason(words: str) -> str:
-    """The line of an error that says what is wrong: a regular expression comes with a drawing of the place."""
+    """Returns the line of an error message that names the reason, without the picture of the pattern around it."""
     lines = [line.strip() for line in words.splitlines() if line.strip()] or ["refused by llguidance"]
     return next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
 
@@ -96,9 +104,14 @@ def _matcher(source: str, tokenizer: Any, what: str, expected: str) -> LLGuidanc
 
 
 def regex(pattern: str, tokenizer: Any) -> LLGuidanceMatcher:
-    """Texts that match a regular expression as a whole (Rust syntax: no look-around, no back-references).
+    """Makes a grammar of the texts that match a regular expression as a whole.
 
-    tokenizer: a fast transformers tokenizer. Raises ValueError for a pattern that llguidance refuses.
+    Args:
+        pattern: Regular expression in Rust syntax, which has no look-around and no back-references.
+        tokenizer: A fast transformers tokenizer.
+
+    Returns:
+        The grammar, for `SamplingParams(grammar=...)`.
     """
     source = _library().LLMatcher.grammar_from_regex(pattern)
     expected = "a regular expression as Rust writes them (no look-around, no back-references)"
@@ -106,9 +119,18 @@ def regex(pattern: str, tokenizer: Any) -> LLGuidanceMatcher:
 
 
 def json_schema(schema: str | Mapping[str, Any], tokenizer: Any, *, whitespace: bool = False) -> LLGuidanceMatcher:
-    """JSON texts that a schema allows. schema: a mapping, or JSON text; whitespace: leave it to the model.
+    """Makes a grammar of the JSON texts that a schema allows.
 
-    Raises ValueError for a schema that is no JSON object or that llguidance refuses.
+    Args:
+        schema: A mapping, or JSON text.
+        tokenizer: A fast transformers tokenizer.
+        whitespace: Allow any whitespace between values. Otherwise the grammar fixes it.
+
+    Returns:
+        The grammar, for `SamplingParams(grammar=...)`.
+
+    Raises:
+        ValueError: If the schema is not a JSON object, or if llguidance refuses it.
     """
     try:
         parsed = json.loads(schema) if isinstance(schema, str) else dict(schema)
@@ -117,4 +139,4 @@ def json_schema(schema: str | Mapping[str, Any], tokenizer: Any, *, whitespace: 
     if not isinstance(parsed, dict):
         raise ValueError(f"JSON schema: got {type(parsed).__name__}; expected an object")
     source = _library().LLMatcher.grammar_from_json_schema(parsed, {"whitespace_flexible": whitespace})
-    return _matcher(source, tokenizer, "JSON schema", "what llguidance knows of JSON Schema")
+    return _matcher(source, tokenizer, "JSON schema", "the part of JSON Schema that llguidance supports")

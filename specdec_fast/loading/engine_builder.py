@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _naming_model(what: str) -> Iterator[None]:
-    """Adds to errors which of the models is not supported."""
+    """Adds the model's role to errors about unsupported models."""
     try:
         yield
     except UnsupportedModelError as error:
@@ -88,13 +88,13 @@ def load(
         num_pages: Pages of the cache. Default: enough for `max_rows` requests of full length.
         compile: Run the forward passes through `torch.compile`.
         fused_forward: Run the target's passes as one operator. Draft models use it wherever they can, and a small one
-            of half precision is loaded in float32 for it, which changes no distribution.
+            of half precision is loaded in float32 for it. This changes no distribution of the text.
         eos_token_ids: Token ids that end a text. Default: the target's.
-        budget: How many nodes are drafted, as in `Engine`.
-        step_mode: How steps run, as in `Engine`.
-        temperature: Temperature of all requests if it is known, by which rule `best` chooses.
-        sample: Typical requests. Rule `best` generates their first tokens to choose how to draft. Without them it uses
-            what holds for every draft.
+        budget: Policy for the number of draft nodes, as in `Engine`.
+        step_mode: Mode of the steps, as in `Engine`.
+        temperature: Temperature of all requests if it is known. Rule `best` chooses by it.
+        sample: Typical requests. Rule `best` generates their first tokens to choose how to draft. Without them it
+            chooses by what holds for every draft.
 
     Returns:
         The engine.
@@ -104,7 +104,7 @@ def load(
     """
     check_device(device)
     resolve_dtype(dtype)
-    chosen, policy = get_rule(rule), budget_for(budget)
+    selected, policy = get_rule(rule), budget_for(budget)
     name = drafter or ("draft_model" if draft is not None else None)
     options: dict[str, Any] = {**(drafter_options or {})}
     if name is None and options:
@@ -182,22 +182,22 @@ def load(
 
     made, why = None, None
     if name is not None:
-        prefers = getattr(chosen, "prefers", "coupled")
+        prefers = getattr(selected, "prefers", "coupled")
         made = make(prefers)
-        preferred = getattr(rule_for(chosen, made.needs, temperature)[0], "prefers", prefers)
-        choose: Any = getattr(chosen, "choose_rule", None)
+        preferred = getattr(rule_for(selected, made.needs, temperature)[0], "prefers", prefers)
+        choose: Any = getattr(selected, "choose_rule", None)
         undecided = choose is not None and made.needs.dists and temperature != 0 and sample
         if undecided and not make("greedy").needs.dists:  # the options do not fix how tokens are picked
             sample_budget = policy if hasattr(policy, "configure_drafter") else "fixed"
             estimates = sample_ways(ours, made, sample, tokenizer, sample_budget)
-            chosen, why, preferred = choose(made.needs, temperature, estimates)
+            selected, why, preferred = choose(made.needs, temperature, estimates)
             made = make(preferred)  # a fresh drafter, which has not seen the sample
         elif preferred != prefers:  # the rule that `best` chose prefers another way to pick
             made = make(preferred)
-    # the target never generates others
+    # the target generates no other ids
     found = [token for token in eos_ids(model, tokenizer) if 0 <= token < ours.vocab_size]
     ids = found if eos_token_ids is None else eos_token_ids
     given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
-    engine = Engine(ours, made, rule=chosen, eos_token_ids=ids, temperature=temperature, **given)
+    engine = Engine(ours, made, rule=selected, eos_token_ids=ids, temperature=temperature, **given)
     engine.why_rule = why or engine.why_rule
     return engine

@@ -1,1 +1,1 @@
-"""Choosing what a drafter is made of by measuring: `specdec tune`."""
+"""Measurements that select the options of drafters: `specdec tune`, and the estimates of rule `best`."""

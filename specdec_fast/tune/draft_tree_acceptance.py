@@ -1,7 +1,8 @@
-"""How often the target's token is the draft's first, second, ... choice, by depth: the best static tree follows.
+"""Acceptance rates of a draft model's first, second, ... choice by depth, from which the best static tree follows.
 
-Chen et al. 2024 (Sequoia), section 3: acceptance by rank, measured over texts that the target itself writes; here by
-depth too, for the walk gets deep where the text is easy. Tests: tests/tune/test_draft_tree_acceptance.py.
+Rates are measured over texts that the target generates. The paper measures by rank. Here they are by depth too, since
+deep nodes are reached where the text is easy to predict. Source: Chen et al. 2024 (Sequoia), section 3.
+Tests: tests/tune/test_draft_tree_acceptance.py.
 """
 
 from __future__ import annotations
@@ -31,10 +32,23 @@ def ranks_of(
     width: int,
     vocab_size: int,
 ) -> list[int]:
-    """For each token of a text behind its prompt: its place among the draft's `width` best there, -1 for none.
+    """Ranks every token of a text among the draft's best tokens at its position.
 
-    how: "coupled" orders by the replay noise of the request (at temperature 0 there is none), "top_k" by the
-    distribution.
+    Args:
+        draft: The draft model, a target of its own without rows.
+        prompt: The prompt.
+        text: The tokens behind it, N of them.
+        params: Temperature and seed of the text.
+        how: "coupled" orders tokens by the replay noise of the request, "top_k" by their probability. At temperature 0
+            there is no noise.
+        width: Number of best tokens.
+        vocab_size: Vocabulary of the target.
+
+    Returns:
+        N ranks from 0; -1 for a token that is not among the best.
+
+    Raises:
+        ValueError: If the draft's cache has too few free pages.
     """
     tokens = [*prompt, *text]
     if not draft.cache.reserve(0, len(tokens)):
@@ -56,9 +70,18 @@ def ranks_of(
 def ranks_among(
     logits: torch.Tensor, positions: torch.Tensor, tokens: Sequence[int], params: SamplingParams, how: str, width: int
 ) -> list[int]:
-    """For each token its place among the `width` best of its row of logits [N, V], -1 for none.
+    """Ranks tokens among the best tokens of their rows of logits.
 
-    positions: int64 [N], absolute, of the tokens; how: as in `ranks_of`.
+    Args:
+        logits: [N, V].
+        positions: Absolute positions of the tokens, int64 [N].
+        tokens: N tokens.
+        params: Temperature and seed of the text.
+        how: Order of tokens, as in `ranks_of`.
+        width: Number of best tokens.
+
+    Returns:
+        N ranks from 0; -1 for a token that is not among the best.
     """
     count, wide = logits.shape[0], torch.float64 if logits.dtype == torch.float64 else torch.float32
     inv_t = torch.full((count,), 1.0 / (params.temperature or 1.0), dtype=wide, device=logits.device)
@@ -81,9 +104,16 @@ def ranks_among(
 
 
 def rates_of(ranks: Sequence[Sequence[int]], width: int, depth: int) -> list[list[float]]:
-    """rates[d][r]: how often rank r came at depth d of a walk, of all walks that got there; any token may be the root.
+    """Computes acceptance rates by depth and rank. Any token of a text may be the root.
 
-    Ends at the first depth that no walk got to.
+    Args:
+        ranks: For each text, the ranks of its tokens.
+        width: Number of ranks.
+        depth: Deepest level.
+
+    Returns:
+        Rate of rank r at depth d as [d][r], of all paths that reach depth d. It ends at the first depth that none
+        reaches.
     """
     found = []
     for level in range(depth):
@@ -111,10 +141,23 @@ def measure(
     depth: int = 8,
     eos_token_ids: Sequence[int] = (),
 ) -> tuple[list[list[float]], int]:
-    """Rates by depth and rank, and the number of tokens they were measured on.
+    """Measures acceptance rates by depth and rank on texts of the target.
 
-    params: temperature, length and the first seed; filters and edits are left aside. Raises ValueError for an unknown
-    order and for prompts without a text.
+    Args:
+        target: The target, without rows.
+        draft: The draft model, a target of its own.
+        prompts: Prompts as token ids.
+        params: Temperature, length and first seed. Filters and logits processors are ignored.
+        how: Order of children, as in `ranks_of`.
+        width: Number of ranks.
+        depth: Deepest level.
+        eos_token_ids: Token ids that end a text.
+
+    Returns:
+        Rates by depth and rank, and the number of tokens they were measured on.
+
+    Raises:
+        ValueError: If the order is unknown, or if no prompt leads to a text.
     """
     if how not in ORDERS:
         raise ValueError(unknown_name("tune tree how", how, ORDERS))

@@ -1,8 +1,8 @@
-"""A choice without training or timing: dynamic programming over hidden-state similarity (CLaSp, Chen et al. 2025).
+"""Selects sub-blocks to skip by hidden-state similarity, without training or timing.
 
-The last token of each text goes through the model layer by layer over the exact keys and values of its prefix. For
-every number of sub-blocks left out so far, the variant whose hidden states point most nearly where the whole model's do
-is kept and goes on. Tests: tests/tune/test_layer_similarity.py.
+The last token of each text passes through the model layer by layer, over the exact keys and values of its prefix. For
+every number of skipped sub-blocks, dynamic programming keeps the variant with the highest cosine similarity to the
+hidden states of the whole model. Source: Chen et al. 2025 (CLaSp). Tests: tests/tune/test_layer_similarity.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from specdec_fast.targets.layer_choice import SkippedLayers
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What is left out so far; hidden: [1, R, H]; similarity: mean cosine with the whole model's, over R texts."""
+    """A selection of skipped sub-blocks in the layers so far.
+
+    Attributes:
+        attention: Layers whose attention is skipped.
+        mlp: Layers whose MLP is skipped.
+        hidden: Hidden states behind the last layer so far, [1, R, H] for R texts.
+        similarity: Mean cosine similarity to the hidden states of the whole model.
+    """
 
     attention: tuple[int, ...]
     mlp: tuple[int, ...]
@@ -32,15 +39,23 @@ class Variant:
 
     @property
     def skip(self) -> SkippedLayers:
+        """The selection."""
         return SkippedLayers(self.attention, self.mlp)
 
 
 @torch.inference_mode()
 def similar_choices(target: HuggingFaceTarget, texts: Sequence[Sequence[int]]) -> list[Variant]:
-    """The best found choice for every number of sub-blocks left out: entry n leaves out n, as far as that is possible.
+    """Finds the best selection for every number of skipped sub-blocks.
 
-    texts: token ids, each in a row of its own, fewer than the target has rows or as many. Raises ValueError when there
-    are none or too many, or when one is too long.
+    Args:
+        target: The target, without rows.
+        texts: Texts as token ids, at most as many as the target has rows.
+
+    Returns:
+        Selections, sorted by the number of skipped sub-blocks. Numbers that no selection has are left out.
+
+    Raises:
+        ValueError: If there are no texts or too many, or if one is empty or too long.
     """
     if not 1 <= len(texts) <= target.cache.max_rows or not all(texts):
         raise ValueError(
@@ -51,13 +66,13 @@ def similar_choices(target: HuggingFaceTarget, texts: Sequence[Sequence[int]]) -
         for row, text in enumerate(texts):
             if not target.cache.reserve(row, len(text)):
                 raise ValueError(f"texts: the pool has no room for {len(text)} tokens more; expected shorter texts")
-        return _grow(target, *_whole_pass(target, texts))
+        return _grow(target, *_run_layers(target, texts))
     finally:
         target.cache.release(list(rows))
 
 
-def _whole_pass(target: HuggingFaceTarget, texts: Sequence[Sequence[int]]) -> tuple[list[Any], list[Tensor]]:
-    """Each layer as a function of hidden states, at the last token of every text; and what enters and leaves each."""
+def _run_layers(target: HuggingFaceTarget, texts: Sequence[Sequence[int]]) -> tuple[list[Any], list[Tensor]]:
+    """Returns each layer as a function of hidden states at the texts' last tokens, and all hidden states between."""
     device = target.device
     prefixes = [(row, text[:-1]) for row, text in enumerate(texts) if len(text) > 1]
     if prefixes:
@@ -76,7 +91,7 @@ def _whole_pass(target: HuggingFaceTarget, texts: Sequence[Sequence[int]]) -> tu
     layers = target.layers
     shape = chain_layout(tuple(range(len(texts))), (1,) * len(texts), device)
     last = torch.tensor([text[-1] for text in texts], dtype=torch.int64).to(device)
-    with target.skip_layers(SkippedLayers()):  # hooks are not seen by compiled code
+    with target.skip_layers(SkippedLayers()):  # compiled code would not call the hooks
         hooks = [layer.register_forward_hook(keep, with_kwargs=True) for layer in layers]
         try:
             target.extend(shape.rows, last, shape.offsets, logits=True)
@@ -97,6 +112,7 @@ def _whole_pass(target: HuggingFaceTarget, texts: Sequence[Sequence[int]]) -> tu
 
 
 def _grow(target: HuggingFaceTarget, layers: list[Any], states: list[Tensor]) -> list[Variant]:
+    """Runs the dynamic program, layer by layer."""
     kept = {0: Variant((), (), states[0], 1.0)}
     for index, layer in enumerate(layers):
         grown: dict[int, Variant] = {}
@@ -111,7 +127,7 @@ def _grow(target: HuggingFaceTarget, layers: list[Any], states: list[Tensor]) ->
                         if size not in grown or close > grown[size].similarity:
                             grown[size] = Variant((*before.attention, *attention), (*before.mlp, *mlp), hidden, close)
             except ValueError:
-                if (attention, mlp) == ((), (index,)):  # an MLP that is no part of its own
+                if (attention, mlp) == ((), (index,)):  # this MLP cannot be skipped alone
                     continue
                 raise
         kept = grown
@@ -119,6 +135,7 @@ def _grow(target: HuggingFaceTarget, layers: list[Any], states: list[Tensor]) ->
 
 
 def _without(target: Any, attention: tuple[int, ...], mlp: tuple[int, ...]) -> AbstractContextManager[None]:
+    """Skips sub-blocks while entered, but none if both of a layer are skipped: that layer does not run."""
     found: AbstractContextManager[None] = target.skip_layers(
         SkippedLayers() if attention and mlp else SkippedLayers(attention, mlp)
     )

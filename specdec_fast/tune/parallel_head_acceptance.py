@@ -1,7 +1,7 @@
-"""How often the token of a place is a head's first, second, ... choice: the best static tree for heads follows.
+"""Acceptance rates of each parallel head's first, second, ... choice, from which the best static tree follows.
 
-Cai et al. 2024 (Medusa), section 2.3.3, over texts that the target itself writes. Tests:
-tests/tune/test_parallel_head_acceptance.py.
+Rates are measured over texts that the target generates. Source: Cai et al. 2024 (Medusa), section 2.3.3.
+Tests: tests/tune/test_parallel_head_acceptance.py.
 """
 
 from __future__ import annotations
@@ -27,10 +27,21 @@ def measure_heads(
     *,
     eos_token_ids: Sequence[int] = (),
 ) -> tuple[list[list[float]], int]:
-    """(rates, tokens measured on). rates[k][r]: how often head k's choice of rank r is the token k + 1 behind the root.
+    """Measures acceptance rates by head and rank on texts of the target.
 
-    drafter: as deep and as wide as what is to be measured; its `pick` orders the choices. params: temperature, length
-    and the first seed. Raises ValueError for prompts without a text.
+    Args:
+        target: The target, without rows.
+        drafter: A drafter whose tree has the depth and the width to measure. Its `pick` orders the choices.
+        prompts: Prompts as token ids.
+        params: Temperature, length and first seed.
+        eos_token_ids: Token ids that end a text.
+
+    Returns:
+        Rates [k][r]: the share of positions where choice r of head k is the token k + 1 behind the root. Then the
+        number of tokens they were measured on.
+
+    Raises:
+        ValueError: If no prompt leads to a text.
     """
     engine = Engine(target, eos_token_ids=eos_token_ids)
     first = params.with_seed().seed or 0
@@ -71,11 +82,12 @@ def measure_heads(
 
 
 def _positions(start: int, count: int, device: torch.device) -> torch.Tensor:
+    """Returns the positions of `count` roots, int32 [count]."""
     return torch.arange(start + 1, start + 1 + count, dtype=torch.int32).to(device)
 
 
 def _sampling(params: SamplingParams, count: int, device: torch.device) -> SamplingTensors:
-    """The temperature and seed of a request for `count` places; filters are left aside."""
+    """Returns the temperature and seed of a request for `count` positions, without filters."""
     assert params.seed is not None
     temperature = torch.full((count,), float(params.temperature)).to(device)
     nothing = torch.zeros_like(temperature)

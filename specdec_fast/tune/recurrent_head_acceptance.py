@@ -1,8 +1,8 @@
-"""How often the target's token is a recurrent head's first, second, ... choice, by depth: EAGLE heads and their kin.
+"""Acceptance rates of a recurrent head's first, second, ... choice by depth: EAGLE, EAGLE-3 and MTP.
 
-As in specdec_fast/tune/draft_tree_acceptance.py, over texts that the target itself writes; but what a head says at a
-depth comes from its own features of the depths before, so every depth is measured by itself. Tests:
-tests/tune/test_recurrent_head_acceptance.py.
+Rates are measured over texts that the target generates, as in specdec_fast/tune/draft_tree_acceptance.py. A head's
+logits at a depth follow from its own features of the depths before, so every depth is measured separately.
+Tests: tests/tune/test_recurrent_head_acceptance.py.
 """
 
 from __future__ import annotations
@@ -34,10 +34,23 @@ def measure_recurrent(
     depth: int = 8,
     eos_token_ids: Sequence[int] = (),
 ) -> tuple[list[list[float]], int]:
-    """(rates, tokens measured on). rates[d][r]: how often rank r came at depth d of a walk, of all that got there.
+    """Measures acceptance rates by depth and rank on texts of the target. Any token of a text may be the root.
 
-    model: a `PagedHead` over the target; any token of a text may be the root. params: temperature, length and the first
-    seed. Raises ValueError for prompts without a text.
+    Args:
+        target: The target, without rows.
+        model: A `PagedHead` over the target.
+        prompts: Prompts as token ids.
+        params: Temperature, length and first seed.
+        how: Order of children: "coupled" or "top_k".
+        width: Number of ranks.
+        depth: Deepest level.
+        eos_token_ids: Token ids that end a text.
+
+    Returns:
+        Rates by depth and rank, and the number of tokens they were measured on.
+
+    Raises:
+        ValueError: If no prompt leads to a text.
     """
     engine = Engine(target, eos_token_ids=eos_token_ids)
     first = params.with_seed().seed or 0
@@ -66,7 +79,7 @@ def walks_of(
     width: int,
     depth: int,
 ) -> list[list[int]]:
-    """For every root of a text its walk: of the tokens behind it, as far as there are some, the ranks by depth."""
+    """Returns for every root of a text the ranks by depth of the tokens behind it, as far as the text goes."""
     text = [*prompt, *written]
     start = max(len(prompt) - 2, 0)  # the place of the first root
     target.cache.reserve(0, len(text))
@@ -93,7 +106,7 @@ def walks_of(
 
 
 def rates_of_walks(walks: Sequence[Sequence[int]], width: int, depth: int) -> list[list[float]]:
-    """rates[d][r]; ends at the first depth that no walk got to."""
+    """Returns rates by depth and rank, up to the first depth that no walk reaches."""
     found = []
     for level in range(depth):
         there = [walk[level] for walk in walks if len(walk) > level and min(walk[:level], default=0) >= 0]
@@ -104,7 +117,7 @@ def rates_of_walks(walks: Sequence[Sequence[int]], width: int, depth: int) -> li
 
 
 def _spread(model: Any, logits: Tensor) -> Tensor:
-    """Logits [N, V] by the ids of the target."""
+    """Returns logits [N, V] by the ids of the target."""
     if model.token_ids is None:
         return logits[:, : model.vocab_size]
     whole = logits.new_full((logits.shape[0], model.vocab_size), float("-inf"))
@@ -113,7 +126,7 @@ def _spread(model: Any, logits: Tensor) -> Tensor:
 
 @contextmanager
 def _own_attention(head: Any) -> Iterator[None]:
-    """While entered, a head attends without a paged cache."""
+    """Makes a head attend without a paged cache while entered."""
     before = head.config._attn_implementation
     head.config._attn_implementation = "sdpa"
     try:

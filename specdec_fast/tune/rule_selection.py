@@ -1,7 +1,7 @@
-"""What the ways to draft are expected to bring, over a sample of the drafts at hand: for rule `best` to choose by.
+"""Estimates the accepted tokens of each way to draft on sample requests, for the choice of rule `best`.
 
-A sample is made before an engine is, of texts with seeds of their own: no coin of it is tossed again, and what rule
-verifies a text depends on nothing that is drawn for it. Tests: tests/tune/test_rule_selection.py.
+The sample runs before the engine exists, with seeds of its own. So no uniform of the sample is used again, and the rule
+that verifies a text depends on nothing that is sampled for it. Tests: tests/tune/test_rule_selection.py.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from specdec_kernels import TreePlan
 
 MOST_REQUESTS = 4
 MOST_TOKENS = 24
-"""Of each text of a sample: some twenty drafts, few enough to be no burden and no forecast to the third digit."""
+"""New tokens of each sample text. Some twenty drafts take little time and give a rough estimate."""
 FIRST_SEED = 2**61
-"""Of the texts of a sample. Requests with a seed of their own below it meet none of its coins."""
+"""Seed of the first sample text. Requests with smaller seeds share no uniform with the sample."""
 
 
-class _Weighing:
-    """Rule traversal, which takes every draft, weighing each before it verifies it."""
+class _EstimatingRule:
+    """Rule traversal, which verifies any draft, with an estimate of every draft before its verification."""
 
     def __init__(self, needs: Needs) -> None:
         self._rule, self._needs = get_rule("traversal"), needs
@@ -53,14 +53,24 @@ def sample_ways(
     tokenizer: object = None,
     budget: str | BudgetPolicy = "fixed",
 ) -> dict[str, float]:
-    """Means of `Best.estimate_accepted` over the drafts of the first requests; empty if no draft is made.
+    """Averages `Best.estimate_accepted` over drafts of the first requests.
 
-    The drafter must draw its tokens (`Needs.dists`). Requests that an engine refuses are passed over, and so are
-    those at temperature 0, where all rules accept the same. The drafter is used up: one that learns from finished texts
-    has learnt from these (a store on disk keeps them).
+    Requests that an engine refuses are skipped. So are those at temperature 0, where all rules accept the same tokens.
+    The drafter should not be used afterwards, since one that learns from finished texts has learnt from the sample. A
+    store on disk keeps these texts.
+
+    Args:
+        target: The target, without rows.
+        drafter: A drafter that samples its tokens (`Needs.dists`).
+        requests: Prompts with their sampling parameters.
+        tokenizer: The target's tokenizer, for prompts that are text.
+        budget: Budget policy.
+
+    Returns:
+        Mean estimate of each way to draft. Empty if no draft was made.
     """
-    weighing = _Weighing(drafter.needs)
-    engine = Engine(target, drafter, rule=weighing, tokenizer=tokenizer, budget=budget)  # type: ignore[arg-type]
+    rule = _EstimatingRule(drafter.needs)
+    engine = Engine(target, drafter, rule=rule, tokenizer=tokenizer, budget=budget)  # type: ignore[arg-type]
     for at, (prompt, params) in enumerate(requests[:MOST_REQUESTS]):
         if params.temperature > 0:
             few = min(params.max_new_tokens, MOST_TOKENS)
@@ -70,5 +80,5 @@ def sample_ways(
                 continue
     while not engine.idle:
         engine.step()
-    found = {way: torch.cat(parts) for way, parts in weighing.found.items()}
+    found = {way: torch.cat(parts) for way, parts in rule.found.items()}
     return {way: float(values.mean()) for way, values in found.items() if len(values)}

@@ -1,4 +1,4 @@
-"""The search as a picture. Tests: tests/tune/test_search_plot.py."""
+"""Plot of a search for skipped sub-blocks. Tests: tests/tune/test_search_plot.py."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from specdec_fast.tune.skipped_layers import Trial
 
 
 def search_chart(trials: Sequence[Trial], best: Trial, num_layers: int, title: str) -> bytes:
-    """Cost of every trial with its noise, the best so far, plain decoding as a line; below, what the best leaves out.
+    """Plots the cost of every trial with its noise, the best cost so far, and the sub-blocks that the best skips.
 
-    Returns a PNG. Raises ValueError without trials and when matplotlib is not installed.
+    Args:
+        trials: All trials, in order.
+        best: The best trial.
+        num_layers: Layers of the target.
+        title: Title of the plot.
+
+    Returns:
+        A PNG.
+
+    Raises:
+        ValueError: If there are no trials, or if matplotlib is not installed.
     """
     if not trials:
         raise ValueError("plot: got no trials; expected at least one")

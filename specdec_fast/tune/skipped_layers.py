@@ -1,7 +1,8 @@
-"""Which sub-blocks to leave out: Bayesian optimisation of the time per verified token (Zhang et al. 2023, section 3.2).
+"""Selects sub-blocks to skip by Bayesian optimisation of the time per verified token.
 
-`Bench` measures a choice on prompts beside plain decoding of the same engine, in turns; `search` looks for a better one
-with the library optuna (extra `tune`). Both know nothing of files. Tests: tests/tune/test_skipped_layers.py.
+`Bench` measures a selection on prompts, alternating with plain decoding. `search` looks for a better one with the
+library optuna (extra `tune`). Neither reads or writes files. Source: Zhang et al. 2023 (Draft & Verify), section 3.2.
+Tests: tests/tune/test_skipped_layers.py.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from specdec_fast.targets.layer_choice import SkippedLayers
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One measured choice.
+    """One measured selection.
 
-    cost: time per verified token over that of plain decoding, the median of its repeats; noise: their standard
-    deviation (0 of one repeat); ms: milliseconds per token, plain_ms: of plain decoding between them; tau: tokens per
-    target pass.
+    Attributes:
+        skip: The selection.
+        cost: Time per verified token relative to plain decoding, the median of the repeats.
+        noise: Standard deviation of the repeats, 0 for one repeat.
+        ms: Milliseconds per token.
+        plain_ms: Milliseconds per token of plain decoding, measured in alternation.
+        tau: Tokens per target pass.
     """
 
     skip: SkippedLayers
@@ -36,12 +41,12 @@ class Trial:
     tau: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """For `from_json`."""
+        """Returns the trial as JSON values."""
         return asdict(self)
 
     @staticmethod
     def from_json(entry: Any) -> Trial:
-        """Raises ValueError for anything but what `as_json` gave."""
+        """Parses a result of `as_json`; raises ValueError for any other value."""
         try:
             fields = {name: float(entry[name]) for name in ("cost", "noise", "ms", "plain_ms", "tau")}
             return Trial(SkippedLayers.of(entry["skip"]["attention"], entry["skip"]["mlp"]), **fields)
@@ -53,10 +58,20 @@ Measure = Callable[[SkippedLayers], Trial]
 
 
 class Bench:
-    """Measures choices: every prompt is decoded plainly and with the choice, in turns, `repeats` times.
+    """Measures selections: decodes every prompt greedily with and without the drafter, in alternation.
 
-    target: with room for a row; prompts: token ids. Greedy, and tokens count as they come, so a text that ends early is
-    no gain. Raises ValueError without prompts and for sizes below 1.
+    Times are per generated token, so a text that ends early is no advantage.
+
+    Args:
+        target: The target, without rows.
+        prompts: Prompts as token ids.
+        new_tokens: New tokens of each prompt.
+        repeats: Repetitions of each measurement.
+        eos_token_ids: Token ids that end a text.
+        options: Further options of drafter `layer_skip`.
+
+    Raises:
+        ValueError: If there are no prompts, or if a number is below 1.
     """
 
     def __init__(
@@ -80,6 +95,7 @@ class Bench:
         self._warm = False
 
     def __call__(self, skip: SkippedLayers) -> Trial:
+        """Measures one selection."""
         self._drafter.skip = skip
         if not self._warm:
             self._run(self._plain)
@@ -99,7 +115,7 @@ class Bench:
         )
 
     def _run(self, engine: Engine) -> tuple[float, float]:
-        """Seconds per token and tokens per pass over all prompts, one by one."""
+        """Returns seconds per token and tokens per pass over all prompts, one at a time."""
         tokens = passes = 0
         start = perf_counter()
         for prompt in self._prompts:
@@ -120,10 +136,21 @@ def search(
     starts: Sequence[SkippedLayers] = (),
     seed: int = 0,
 ) -> Iterator[Trial]:
-    """New trials, as they come, until there are `trials` with those that are `done`.
+    """Searches for the selection with the least cost, by a Gaussian process over the 2L bits of a selection.
 
-    A Gaussian process over the 2L bits proposes; `starts` are measured first, unless they are done already. Only `cost`
-    counts. Raises ValueError when the library is not installed.
+    Args:
+        measure: Measures a selection.
+        num_layers: Layers L of the target.
+        trials: Number of trials, those of `done` included.
+        done: Trials of earlier runs.
+        starts: Selections to measure first, unless `done` has them.
+        seed: Seed of the search.
+
+    Yields:
+        Every new trial.
+
+    Raises:
+        ValueError: If optuna is not installed.
     """
     require("tune", "tune", "optuna")
     import optuna
@@ -149,7 +176,7 @@ def search(
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:
-    """The choice with the least mean cost over its trials, as a trial. Raises ValueError without trials."""
+    """Returns the selection with the least mean cost over its trials; raises ValueError if there are no trials."""
     if not trials:
         raise ValueError("tune: got no trials")
     by_skip: dict[SkippedLayers, list[Trial]] = {}
@@ -164,7 +191,7 @@ def best_of(trials: Sequence[Trial]) -> Trial:
 
 
 def confirm(measure: Measure, trials: Sequence[Trial], finalists: int = 3) -> list[Trial]:
-    """Measure the best choices once more: the least of many noisy numbers is lucky as well as good."""
+    """Measures the best selections once more, since the least of many noisy costs is likely too low."""
     left, found = list(trials), []
     for _ in range(finalists):
         if left:

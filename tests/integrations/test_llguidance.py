@@ -111,7 +111,7 @@ def test_the_adapter_is_a_matcher_and_refuses_bad_grammars() -> None:
         (lambda: regex("(", TOKENIZER), r"^regex '\(': unclosed group; expected a regular expression as Rust .*\)$"),
         (lambda: json_schema("{", TOKENIZER), "not JSON"),
         (lambda: json_schema("[1]", TOKENIZER), "got list; expected an object"),
-        (lambda: json_schema({"type": "nonsense"}, TOKENIZER), "^JSON schema: Invalid type: nonsense; expected what"),
+        (lambda: json_schema({"type": "nonsense"}, TOKENIZER), "^JSON schema: Invalid type: nonsense; expected the"),
         (lambda: regex("a", None), "got no tokenizer"),
     ):
         with pytest.raises(ValueError, match=message):
