@@ -83,6 +83,7 @@ class Spread:
 
     @property
     def inside(self) -> bool:
+        """Whether the observed value is inside the confidence band."""
         return bool(self.low <= self.observed <= self.high)
 
 
@@ -107,12 +108,12 @@ def spread(counts: Any, dist: Any, bars: Any, confidence: float = 0.999, trials:
     """
     dist = check_dist(dist)
     counts = check_counts(counts, dist)
-    chosen = np.asarray(bars, dtype=np.int64)
+    selected = np.asarray(bars, dtype=np.int64)
     total = int(counts.sum())
-    if total == 0 or len(chosen) == 0:
-        raise ValueError(f"spread: got {total} draws and {len(chosen)} bars; expected at least one of each")
-    p = dist[chosen]
-    observed = float(np.sqrt(np.mean((counts[chosen] / total - p) ** 2)))
+    if total == 0 or len(selected) == 0:
+        raise ValueError(f"spread: got {total} draws and {len(selected)} bars; expected at least one of each")
+    p = dist[selected]
+    observed = float(np.sqrt(np.mean((counts[selected] / total - p) ** 2)))
     expected = float(np.sqrt(np.mean(p * (1 - p)) / total))
     rest = max(0.0, 1.0 - float(p.sum()))
     cells = np.append(p, rest)
@@ -120,4 +121,4 @@ def spread(counts: Any, dist: Any, bars: Any, confidence: float = 0.999, trials:
     simulated = np.sqrt(np.mean((sample / total - p) ** 2, axis=1))
     tail = (1 - confidence) / 2
     low, high = np.quantile(simulated, [tail, 1 - tail])
-    return Spread(len(chosen), total, observed, expected, float(low), float(high), confidence)
+    return Spread(len(selected), total, observed, expected, float(low), float(high), confidence)

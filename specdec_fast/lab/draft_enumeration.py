@@ -1,6 +1,6 @@
-"""Every draft a drafter could make in a context, with its exact probability: proposal distributions, tree shapes,
-policies.
+"""Enumeration of all drafts that a drafter can propose in a context, with their exact probabilities.
 
+Drafts differ by proposal distribution, tree shape and drafter policy.
 Tests: tests/lab/test_draft_enumeration.py.
 """
 
@@ -14,7 +14,7 @@ from specdec_fast.core.draft import ProposalKind
 from specdec_fast.lab.rational_oracle import Distribution, RationalModel, Text, coupled_choice
 
 Shape = tuple[int, ...]
-"""Parents of the nodes, root first with -1; children of a node in index order."""
+"""Parents of the nodes. The root comes first with -1; children of a node are in index order."""
 
 CHAINS: tuple[Shape, ...] = ((-1, 0), (-1, 0, 1), (-1, 0, 1, 2))
 TREES: tuple[Shape, ...] = (
@@ -27,39 +27,49 @@ TREES: tuple[Shape, ...] = (
     (-1, 0, 1, 2, 1),
 )
 DEEPEST = TREES[5]
-"""Four nodes, three levels."""
+"""Four nodes on three levels."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
-    """A proposed token: how it was drawn, and the distribution it came from (None: chosen)."""
+class Proposal:
+    """A proposed token.
+
+    Attributes:
+        token: The token.
+        proposal_kind: How the token was selected.
+        dist: The distribution that it was sampled from. None for deterministic tokens.
+    """
 
     token: int
     proposal_kind: ProposalKind
     dist: Distribution | None
 
 
-Siblings = Iterator[tuple[Fraction, list[Picked]]]
+Siblings = Iterator[tuple[Fraction, list[Proposal]]]
+"""Proposals for the children of one node, with their probability."""
 
 
-def chosen(q: Distribution, other: Distribution, count: int, depth: int) -> Siblings:
-    """The likeliest tokens of q, as point masses."""
+def deterministic(q: Distribution, other: Distribution, count: int, depth: int) -> Siblings:
+    """Proposes the likeliest tokens of q, as point masses."""
     order = sorted(range(len(q)), key=lambda token: (-q[token], token))
-    yield Fraction(1), [Picked(token, ProposalKind.DETERMINISTIC, None) for token in order[:count]]
+    yield Fraction(1), [Proposal(token, ProposalKind.DETERMINISTIC, None) for token in order[:count]]
 
 
 def repeated(q: Distribution, other: Distribution, count: int, depth: int) -> Siblings:
-    """The same token several times, then others: duplicates gain nothing and must not harm."""
+    """Proposes the likeliest token twice, then the next ones. Duplicates must not change the distribution."""
     order = sorted(range(len(q)), key=lambda token: (-q[token], token))
-    yield Fraction(1), [Picked(order[max(0, at - 1) % len(q)], ProposalKind.DETERMINISTIC, None) for at in range(count)]
+    yield (
+        Fraction(1),
+        [Proposal(order[max(0, at - 1) % len(q)], ProposalKind.DETERMINISTIC, None) for at in range(count)],
+    )
 
 
-def drawn(q: Distribution, other: Distribution, count: int, depth: int) -> Siblings:
-    """Independent draws from q."""
-    found: list[tuple[Fraction, list[Picked]]] = [(Fraction(1), [])]
+def sampled(q: Distribution, other: Distribution, count: int, depth: int) -> Siblings:
+    """Proposes independent samples of q."""
+    found: list[tuple[Fraction, list[Proposal]]] = [(Fraction(1), [])]
     for _ in range(count):
         found = [
-            (chance * weight, [*picks, Picked(token, ProposalKind.SAMPLED, q)])
+            (chance * weight, [*picks, Proposal(token, ProposalKind.SAMPLED, q)])
             for chance, picks in found
             for token, weight in enumerate(q)
             if weight
@@ -67,10 +77,10 @@ def drawn(q: Distribution, other: Distribution, count: int, depth: int) -> Sibli
     yield from found
 
 
-def without(q: Distribution, other: Distribution, count: int, depth: int) -> Siblings:
-    """Draws from q without replacement; fewer when q has fewer tokens."""
+def without_replacement(q: Distribution, other: Distribution, count: int, depth: int) -> Siblings:
+    """Proposes samples of q without replacement; fewer if q has fewer tokens."""
 
-    def go(chance: Fraction, picks: list[Picked]) -> Siblings:
+    def go(chance: Fraction, picks: list[Proposal]) -> Siblings:
         taken = {pick.token for pick in picks}
         left = sum((weight for token, weight in enumerate(q) if token not in taken), Fraction(0))
         if len(picks) == count or not left:
@@ -78,23 +88,23 @@ def without(q: Distribution, other: Distribution, count: int, depth: int) -> Sib
             return
         for token, weight in enumerate(q):
             if weight and token not in taken:
-                yield from go(chance * weight / left, [*picks, Picked(token, ProposalKind.SAMPLED_WITHOUT_EARLIER, q)])
+                yield from go(
+                    chance * weight / left, [*picks, Proposal(token, ProposalKind.SAMPLED_WITHOUT_EARLIER, q)]
+                )
 
     yield from go(Fraction(1), [])
 
 
 def coupled(q: Distribution, other: Distribution, count: int, depth: int) -> Siblings:
-    """The largest of q under Gumbel noise: the distribution of draws without replacement. By the target's own noise
-    for rule replay, for which they are chosen tokens.
-    """
-    for chance, picks in without(q, other, count, depth):
-        yield chance, [Picked(pick.token, ProposalKind.DETERMINISTIC, None) for pick in picks]
+    """Proposes the largest tokens of q under the target's Gumbel noise; distributed as `without_replacement`."""
+    for chance, picks in without_replacement(q, other, count, depth):
+        yield chance, [Proposal(pick.token, ProposalKind.DETERMINISTIC, None) for pick in picks]
 
 
 def hybrid(q: Distribution, other: Distribution, count: int, depth: int) -> Siblings:
-    """One draw from q outside its likeliest `count - 1` tokens, then these, chosen (Hu et al. 2025, section 5)."""
+    """Proposes a sample of q without its likeliest `count - 1` tokens, then these (Hu et al. 2025, section 5)."""
     order = sorted(range(len(q)), key=lambda token: (-q[token], token))
-    top = [Picked(token, ProposalKind.DETERMINISTIC, None) for token in order[: count - 1]]
+    top = [Proposal(token, ProposalKind.DETERMINISTIC, None) for token in order[: count - 1]]
     taken = {pick.token for pick in top}
     left = sum((weight for token, weight in enumerate(q) if token not in taken), Fraction(0))
     if not left:
@@ -102,21 +112,21 @@ def hybrid(q: Distribution, other: Distribution, count: int, depth: int) -> Sibl
         return
     for token, weight in enumerate(q):
         if weight and token not in taken:
-            yield weight / left, [Picked(token, ProposalKind.SAMPLED_WITHOUT_DETERMINISTIC, q), *top]
+            yield weight / left, [Proposal(token, ProposalKind.SAMPLED_WITHOUT_DETERMINISTIC, q), *top]
 
 
 def mixed(q: Distribution, other: Distribution, count: int, depth: int) -> Siblings:
-    """Sources that take turns: chosen, drawn from q, drawn from another distribution; on a chain by depth."""
+    """Alternates between deterministic tokens, samples of q and samples of `other`; on chains by depth."""
     kinds = [(depth + at) % 3 for at in range(count)]
-    found: list[tuple[Fraction, list[Picked]]] = [(Fraction(1), [])]
+    found: list[tuple[Fraction, list[Proposal]]] = [(Fraction(1), [])]
     for kind in kinds:
         if kind == 0:
             top = max(range(len(q)), key=lambda token: (q[token], -token))
-            found = [(chance, [*picks, Picked(top, ProposalKind.DETERMINISTIC, None)]) for chance, picks in found]
+            found = [(chance, [*picks, Proposal(top, ProposalKind.DETERMINISTIC, None)]) for chance, picks in found]
             continue
         dist = q if kind == 1 else other
         found = [
-            (chance * weight, [*picks, Picked(token, ProposalKind.SAMPLED, dist)])
+            (chance * weight, [*picks, Proposal(token, ProposalKind.SAMPLED, dist)])
             for chance, picks in found
             for token, weight in enumerate(dist)
             if weight
@@ -125,25 +135,28 @@ def mixed(q: Distribution, other: Distribution, count: int, depth: int) -> Sibli
 
 
 PROPOSALS: dict[str, Callable[[Distribution, Distribution, int, int], Siblings]] = {
-    "deterministic": chosen,
-    "sampled": drawn,
+    "deterministic": deterministic,
+    "sampled": sampled,
     "mixed": mixed,
-    "without": without,
+    "without": without_replacement,
     "hybrid": hybrid,
     "repeated": repeated,
 }
 ON_CHAINS = ("deterministic", "sampled", "mixed")
-"""Proposal distributions that differ when every node has one child."""
+"""Proposals that differ on chains."""
 COUPLED = "coupled"
-"""Proposals by the noise that the target chooses by: of rules that replay it, and on chains only."""
+"""Proposals that use the target's noise. Only for rules that replay this noise, and only on chains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a drafter decides what to draft. All but `drop` look only at what is known before a token is drawn.
+    """A drafter's policy for the shape of its drafts. All but `drop` decide before they sample a token.
 
-    shape: the tree for a context; expands: whether a node's children are drafted, from the distribution q at that
-    node, its own token's q and its depth; drops: whether a drawn token is thrown away before verification, from its q.
+    Attributes:
+        name: Name of the policy.
+        shape: Selects the tree for a context.
+        expands: Returns whether a node gets children, from q at the node, q of its token, its depth and the context.
+        drops: Returns whether a sampled token is removed before verification, from its probability under q.
     """
 
     name: str
@@ -153,7 +166,7 @@ class Policy:
 
     @property
     def anticipating(self) -> bool:
-        """Decides about a token by looking at it: only rules that do not use q survive that."""
+        """Whether the policy removes tokens after it sampled them. Only rules that do not use q stay lossless."""
         return self.name == "drop"
 
 
@@ -171,9 +184,17 @@ POLICIES: dict[str, Policy] = {
 
 @dataclass(slots=True)
 class DraftTree:
-    """One possible draft: node 0 is the root. distribution[i] is None for chosen nodes; text[i]: the node's path;
-    choice[i]: the distribution of the target's choice after it given what was drafted there, None where that says
-    nothing about it.
+    """One possible draft. Node 0 is the root.
+
+    Attributes:
+        chance: Probability of the draft.
+        tokens: Token of every node.
+        parents: Parent of every node.
+        proposal_kinds: How each token was selected.
+        dist: Distribution that each token was sampled from. None for deterministic tokens.
+        text: Tokens from below the root to each node.
+        choice: Distribution of the target's choice after each node, given the tokens drafted there. None if they give
+            no information about it.
     """
 
     chance: Fraction
@@ -185,9 +206,9 @@ class DraftTree:
     choice: list[Distribution | None] = field(default_factory=lambda: [None])
 
     def extended(
-        self, parent: int, picks: list[Picked], chance: Fraction, choice: Distribution | None = None
+        self, parent: int, picks: list[Proposal], chance: Fraction, choice: Distribution | None = None
     ) -> DraftTree:
-        """A copy with the children `picks` under node `parent`, and the target's choice there given them."""
+        """Returns a copy with children `picks` of node `parent`, and the target's choice there given these."""
         return DraftTree(
             self.chance * chance,
             [*self.tokens, *(pick.token for pick in picks)],
@@ -208,15 +229,26 @@ def all_drafts(
     policy: Policy,
     target: RationalModel | None = None,
 ) -> list[DraftTree]:
-    """Every draft that can be made after `context`; the chances add up to 1. target: for coupled proposals, whose noise
-    also chooses from its distribution.
+    """Enumerates the drafts that can be proposed after a context.
 
-    Nodes come in breadth-first order: all children of a node together, in the order in which they are tested.
+    Nodes are in breadth-first order. The children of a node are adjacent, in the order in which they are tested.
+
+    Args:
+        context: The text before the draft.
+        q: The draft model.
+        other: A second draft model, for mixed proposals.
+        proposal: A key of `PROPOSALS`, or `COUPLED`.
+        shapes: Tree shapes that the policy selects from.
+        policy: The drafter's policy.
+        target: The target, for coupled proposals, which share its noise.
+
+    Returns:
+        All drafts; their probabilities add up to 1.
     """
     shape = policy.shape(shapes, context)
     children = [[node for node, parent in enumerate(shape) if parent == at] for at in range(len(shape))]
     make = coupled if proposal == COUPLED else PROPOSALS[proposal]
-    # a draft in progress: the tree, which place of the shape each node has, and which node is next to be expanded
+    # a partial draft: the tree, the place of each node in the shape, and the node to expand next
     pending: list[tuple[DraftTree, list[int], int]] = [(DraftTree(Fraction(1)), [0], 0)]
     done: list[DraftTree] = []
     while pending:
@@ -233,7 +265,7 @@ def all_drafts(
             continue
         for chance, picks in make(dist, other.after(path), len(below), depth):
             kept = [place for place, pick in enumerate(picks) if not policy.drops(dist[pick.token])]
-            # dropped or not, the draft's choice tells something about the noise
+            # a dropped token also gives information about the noise
             choice = coupled_choice(target.after(path), dist, picks[0].token) if target is not None else None
             longer = tree.extended(at, [picks[place] for place in kept], chance, choice)
             pending.append((longer, [*places, *(below[place] for place in kept)], at + 1))

@@ -1,4 +1,4 @@
-"""Counts of many draws at one place, kept on disk as they grow, and what the target's distribution says they should be.
+"""Counts of many draws at one position, stored on disk during a run, and tests against the target's distribution.
 
 Tests: tests/lab/test_draw_counts.py.
 """
@@ -25,24 +25,32 @@ from specdec_fast.lab.statistics import Test, chi_square, g_test, rate_test
 from specdec_fast.lab.text_positions import Place
 
 TEXT = 3
-"""Tokens of every text: enough for two steps, whose coins must have nothing in common."""
+"""Tokens of a whole text: enough for two steps, whose random numbers must be independent."""
 GROUPS = 6
 """Cells per token of the joint test."""
 CHUNK = 20_000
+"""Draws per batch."""
 WHOLE = 4
-"""Every so manieth text goes on to TEXT tokens; the others end with their first step."""
+"""Every WHOLE-th draw continues to a text of TEXT tokens; the others end after their first step."""
 SEEDS = 2**22
-"""As many seeds have 2^40 texts of their own below FIRST_SEED."""
+"""Number of seeds of a run. Each has 2^40 request seeds of its own, all below FIRST_SEED."""
 VECTORS = ("first", "accepted", "recovered", "bonus", "after_rejection")
+"""Fields of `Counts` that have one entry per token."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was counted at one place.
+    """Counts at one position.
 
-    first, accepted, recovered: int64 [V], the first token of a text, and by how it came about; bonus: tokens drawn
-    after everything was accepted; after_rejection: first tokens of steps that follow a rejection; joint: [GROUPS] *
-    TEXT; depth: how many tokens the first step accepted; draws: texts; next: first index that was not used yet.
+    Attributes:
+        first: First tokens of all draws, int64 [V].
+        accepted: First tokens that are accepted draft tokens, int64 [V].
+        recovered: First tokens that replace a rejected draft token, int64 [V].
+        bonus: Tokens sampled after all draft tokens were accepted, int64 [V].
+        after_rejection: First tokens of steps that follow a rejection, int64 [V].
+        joint: Groups of the tokens of whole texts, int64 [GROUPS, ...] with TEXT dimensions.
+        depth: Number of first steps by accepted tokens, int64 [depth + 1].
+        draws: Number of draws.
     """
 
     first: np.ndarray
@@ -56,13 +64,18 @@ class Counts:
 
     @classmethod
     def empty(cls, vocab: int, depth: int) -> Counts:
+        """Returns counts of zero for a vocabulary and the greatest depth of a draft."""
         shapes = dict.fromkeys(VECTORS, (vocab,)) | {"joint": (GROUPS,) * TEXT, "depth": (depth + 1,)}
         arrays: dict[str, Any] = {name: np.zeros(shape, dtype=np.int64) for name, shape in shapes.items()}
         return cls(**arrays)
 
     @classmethod
     def load(cls, path: Path) -> Counts:
-        """Raises ValueError for a file that holds none."""
+        """Reads the counts of a file.
+
+        Raises:
+            ValueError: If the file has no counts.
+        """
         try:
             arrays = arrays_in(path)
             return cls(**{name: arrays[name] for name in (*VECTORS, "joint", "depth")}, draws=int(arrays["draws"]))
@@ -70,7 +83,7 @@ class Counts:
             raise ValueError(f"{path}: got no counts of the lab ({error}); delete it to begin anew") from None
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Writes the file atomically."""
         fresh = path.with_name(path.name + ".new")
         with fresh.open("wb") as file:
             np.savez_compressed(file, **{name: getattr(self, name) for name in (*VECTORS, "joint", "depth", "draws")})
@@ -78,7 +91,11 @@ class Counts:
 
 
 def arrays_in(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, by name. Raises ValueError for a file that is damaged or holds anything else."""
+    """Reads the arrays of an .npz file by name.
+
+    Raises:
+        ValueError: If the file is damaged or has anything but plain arrays.
+    """
     found: dict[str, np.ndarray] = {}
     with suppress(OSError, ValueError, EOFError, BadZipFile, zlib.error):
         if is_zipfile(path):
@@ -90,9 +107,10 @@ def arrays_in(path: Path) -> dict[str, np.ndarray]:
 
 
 def groups_of(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """int64 [V]: tokens in GROUPS groups; the draft gives the first half too much, the second too little.
+    """Assigns tokens to GROUPS groups, int64 [V].
 
-    Accepted and recovered tokens differ most in these halves; inside a half the masses are about equal.
+    Tokens with q > p are in the first half of the groups, the others in the second. Accepted and recovered tokens
+    differ most between these halves. Within a half, the groups have about the same probability under p.
     """
     group = np.zeros(len(p), dtype=np.int64)
     half = GROUPS // 2
@@ -107,8 +125,18 @@ def groups_of(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True)
 class Drawing:
-    """Draws at one place under one rule, on `device`: `run` adds to `counts`, `file` keeps them. pick: how tokens are
-    picked, one of `simulate.picks_for` (default: its first).
+    """Draws at one position under one rule. `run` adds to `counts`.
+
+    Attributes:
+        place: The position.
+        rule: The rule under test.
+        seed: Seed of the run, below SEEDS.
+        file: File that stores the counts. None keeps them in memory.
+        device: Device of the draws.
+        pick: How draft tokens are selected, one of `simulator.picks_for`. None selects the first of them.
+        counts: Counts so far.
+        simulator: Steps of the rule at the position.
+        group: Group of every token in the joint test, int64 [V].
     """
 
     place: Place
@@ -132,23 +160,24 @@ class Drawing:
             self.keep(self.file)
 
     def keep(self, file: Path) -> None:
-        """Keep the counts in a file from now on, and begin with those that are there."""
+        """Stores the counts in a file from now on, and continues with those that it has."""
         self.file = file
         if file.exists():
             self._resume(file)
 
     @property
     def p(self) -> np.ndarray:
-        """The target's distribution in float64 [V], of the row that the rule saw: what is tested against."""
+        """The target's distribution at the verified row, float64 [V]. Counts are tested against it."""
         return self.place.base
 
     @property
     def q(self) -> np.ndarray:
+        """The draft's distribution, float64 [V]."""
         return self.place.draft
 
     @property
     def fingerprint(self) -> str:
-        """What the counts belong to: distributions, rule, layout and seed."""
+        """Hash of the distributions, rule, layout and seed that the counts belong to."""
         words = (self.rule.name, self.simulator.layout, self.seed, TEXT, GROUPS, WHOLE)
         found = hashlib.sha256(repr(words).encode())
         for dists in (self.place.p, self.place.q):
@@ -157,17 +186,16 @@ class Drawing:
 
     def _resume(self, file: Path) -> None:
         note = file.with_suffix(".json")
-        told = json.loads(note.read_text("utf-8")) if note.exists() else {}
-        if told.get("fingerprint") != self.fingerprint:
+        stored = json.loads(note.read_text("utf-8")) if note.exists() else {}
+        if stored.get("fingerprint") != self.fingerprint:
             raise ValueError(
                 f"{file}: got draws of other distributions, another rule or another seed; expected those of this "
-                f"call; take "
-                "another --out, or delete the folder's draws"
+                "call; take another --out, or delete the folder's draws"
             )
         self.counts = Counts.load(file)
 
     def save(self) -> None:
-        """Keep the counts, if there is a file to keep them in."""
+        """Writes the counts to the file, if there is one."""
         if self.file is None:
             return
         note = {"fingerprint": self.fingerprint, "place": self.place.name, "rule": self.rule.name, "seed": self.seed}
@@ -175,7 +203,7 @@ class Drawing:
         self.counts.save(self.file)
 
     def run(self, draws: int, tick: Callable[[int], None] = lambda count: None) -> None:
-        """Draw until there are `draws` texts. Whatever interrupts, whole chunks are kept."""
+        """Draws until there are `draws` draws. An interrupt loses at most the current batch."""
         saved = self.counts.draws
         try:
             while self.counts.draws < draws:
@@ -191,6 +219,7 @@ class Drawing:
 
     @torch.inference_mode()
     def _chunk(self, start: int, count: int) -> None:
+        """Counts one batch of draws."""
         seeds = torch.arange(start, start + count) + (self.seed << 40)
         texts = np.full((count, TEXT + max(self.simulator.layout.depth) + 1), -1, dtype=np.int64)
         length = np.zeros(count, dtype=np.int64)
@@ -219,6 +248,7 @@ class Drawing:
     def _count(
         fresh: Counts, emitted: np.ndarray, accepted: np.ndarray, complete: np.ndarray, follows: np.ndarray | None
     ) -> None:
+        """Counts the tokens of one step. `follows` marks rows after a rejection; None stands for first steps."""
         vocab = len(fresh.first)
         lead, last = emitted[:, 0], emitted[np.arange(len(emitted)), accepted]
         if follows is None:
@@ -231,7 +261,7 @@ class Drawing:
         fresh.bonus += np.bincount(last[complete], minlength=vocab)
 
     def _merge(self, fresh: Counts, count: int) -> None:
-        """All of a chunk or nothing: an interrupt between two additions must not tear the counts."""
+        """Adds the counts of a batch in one assignment, so that an interrupt cannot leave them inconsistent."""
         names = (*VECTORS, "joint", "depth")
         total: dict[str, Any] = {name: getattr(self.counts, name) + getattr(fresh, name) for name in names}
         self.counts = Counts(**total, draws=self.counts.draws + count)
@@ -239,7 +269,7 @@ class Drawing:
     # -- verdicts ---------------------------------------------------------------------------------------------------
 
     def tests(self) -> list[Test]:
-        """All tests of this place; each is exact or asymptotically so when the distribution holds."""
+        """Runs all tests of this position. P-values are exact, or asymptotically exact."""
         counts, p = self.counts, self.p
         found = [
             named("first token, chi-square", chi_square(counts.first, p)),
@@ -268,7 +298,7 @@ class Drawing:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """Rates beside their expected values, and the certified distance."""
+        """Returns rates with their expected values, and the certified distance."""
         counts = self.counts
         branches = branch_dists(self.simulator, self.p, self.q)
         alpha = None if branches is None else float(branches[0].sum())
@@ -285,33 +315,43 @@ class Drawing:
 
 
 def named(name: str, test: Test) -> Test:
-    """The same test under a name that says what was tested."""
+    """Renames a test."""
     return Test(name, test.statistic, test.degrees, test.p_value, test.draws, test.pooled, test.worst)
 
 
 def branch_dists(simulator: Simulator, p: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """How much of p(x) is accepted as the first token and how much is recovered, [V] each, adding up to p.
+    """Splits p into the parts that are accepted and recovered as the first token.
 
-    Drawn chains: min(p, q). One drawn token z ~ q' outside the chosen set S: min(p, q') outside, all of p on S (Hu et
-    al. 2025); nothing drawn: p on S. Independent siblings: round by round what is left of p. Coupled chains: 1 / sum_y
-    max(p_y / p_x, q_y / q_x) (Daliri et al. 2024); of a rule that replays, other drafts know nothing of its choice x,
-    which is accepted if it was drafted. None where the later siblings' distributions depend on earlier tokens.
+    - Sampled chains: min(p, q) is accepted.
+    - Hybrid nodes: min(p, q') outside the deterministic tokens, all of p on them (Hu et al. 2025).
+    - Deterministic tokens: p on these tokens.
+    - Independent siblings: what each round accepts of the residual.
+    - Coupled chains: 1 / sum_y max(p_y / p_x, q_y / q_x) (Daliri et al. 2024).
+    - Rules that replay, without coupling: the target's choice is accepted if it is in the draft.
+
+    Args:
+        simulator: Steps of the rule.
+        p: The target's distribution, float64 [V].
+        q: The draft's distribution, float64 [V].
+
+    Returns:
+        The accepted and the recovered part of p, float64 [V] each. None if there is no closed form.
     """
     group, pick = simulator.layout.siblings.get(0, []), simulator.layout.pick
-    chosen, replays = list(simulator.chosen), simulator.rule.replays
+    fixed, replays = list(simulator.deterministic_tokens), simulator.rule.replays
     if pick == "coupled":
         if len(group) != 1 or not replays:
             return None
         accepted = np.minimum(coupled_matches(p, q), p)
     elif pick == "deterministic":
         accepted = np.zeros_like(p)
-        accepted[chosen] = p[chosen]
+        accepted[fixed] = p[fixed]
     elif pick == "hybrid":
         rest = q.copy()
-        rest[chosen] = 0.0
+        rest[fixed] = 0.0
         rest = rest / rest.sum()
         accepted = p * rest if replays else np.minimum(p, rest)
-        accepted[chosen] = p[chosen]
+        accepted[fixed] = p[fixed]
     elif pick == "without" and len(group) > 1:
         return None
     elif replays:
@@ -322,24 +362,24 @@ def branch_dists(simulator: Simulator, p: np.ndarray, q: np.ndarray) -> tuple[np
 
 
 def _in_rounds(p: np.ndarray, q: np.ndarray, rounds: int) -> np.ndarray:
-    """How much of p(x) is accepted of independent draws from q that are tested one after another, [V]."""
-    accepted, rest, alive = np.zeros_like(p), p, 1.0
+    """Part of p that is accepted of independent samples of q, tested one after another, [V]."""
+    accepted, rest, reached = np.zeros_like(p), p, 1.0
     for _ in range(rounds):
-        accepted = accepted + alive * np.minimum(rest, q)
+        accepted = accepted + reached * np.minimum(rest, q)
         left = np.maximum(rest - q, 0.0)
         mass = left.sum()
         if mass <= 0:
             break
-        rest, alive = left / mass, alive * mass
+        rest, reached = left / mass, reached * mass
     return np.minimum(accepted, p)
 
 
 def coupled_matches(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Chance that target and draft both choose x under shared Gumbel noise, [V], in O(V log V)."""
+    """Returns the probability that target and draft both sample x with the same Gumbel noise, [V], in O(V log V)."""
     both = (p > 0) & (q > 0)
     ratio = np.where(p > 0, q / np.where(p > 0, p, 1.0), np.inf)
     order = np.argsort(ratio, kind="stable")
-    # q_y / q_x beats p_y / p_x exactly where q_y / p_y > q_x / p_x: sums over both sides of x in this order
+    # q_y / q_x exceeds p_y / p_x exactly where q_y / p_y > q_x / p_x: sum over both sides of x in this order
     low_p = np.cumsum(p[order])
     high_q = q.sum() - np.cumsum(q[order])
     result = np.zeros(len(p))

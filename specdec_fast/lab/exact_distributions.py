@@ -1,12 +1,12 @@
-"""The distribution that a rule emits, by enumeration of all its coins, next to the target's distribution in rational
-arithmetic.
+"""Exact distributions that rules emit, by enumeration, compared with the target's in rational arithmetic.
 
-Emitted distributions are joint over several tokens and steps; what one step emits is found in `lab.cells`. Every
-proposal distribution, tree shape and drafter policy is a case. For replay, drafts coupled by its own noise are a
-proposal distribution too, on chains: the joint distribution of the drafted token and the target's choice under shared
-Gumbel noise is rational (`oracle.coupled_choice`). On trees the order of several drafted tokens enters it, and nodes
-of a level share noise; there coupled drafts are covered because in every cell, whatever its chance, the emitted
-tokens are the target's choices (`cells.choice_cells`). Tests: tests/lab/test_exact_distributions.py.
+The distributions are joint over several tokens and steps. `step_enumeration` computes those of one step. The cases
+cover every proposal distribution, tree shape and drafter policy.
+
+For replay, the cases include drafts that are coupled by its noise, on chains. The joint distribution of draft token and
+target's choice is rational there (`rational_oracle.coupled_choice`). On trees, `step_enumeration.choice_cells` checks
+that the emitted tokens are the target's choices for every combination of choices. Coupled trees follow from that.
+Tests: tests/lab/test_exact_distributions.py.
 """
 
 from __future__ import annotations
@@ -40,8 +40,19 @@ TOLERANCE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """One enumeration. error: largest difference of any text's probability from the target's; accepted: expected
-    accepted tokens of the first step; drafts: how many the first step has.
+    """Result of one enumeration.
+
+    Attributes:
+        rule: Name of the rule.
+        proposal: Proposal distribution.
+        shape: Tree shapes, in digits.
+        policy: Drafter policy.
+        vocab: Number of tokens.
+        length: Length of the texts.
+        error: Largest difference between a text's probability and the target's.
+        accepted: Expected accepted tokens of the first step.
+        drafts: Number of drafts of the first step.
+        backend: Backend of the operators.
     """
 
     rule: str
@@ -57,15 +68,27 @@ class Exact:
 
     @property
     def holds(self) -> bool:
+        """Whether the error is below the tolerance."""
         return self.error < TOLERANCE
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the fields for JSON."""
         return asdict(self) | {"holds": self.holds}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What one enumeration is about; `seed` makes the models."""
+    """Settings of one enumeration.
+
+    Attributes:
+        rule: Name of the rule.
+        proposal: Proposal distribution, a key of `PROPOSALS` or `COUPLED`.
+        shapes: Tree shapes.
+        policy: Drafter policy, a key of `POLICIES`.
+        vocab: Number of tokens.
+        length: Length of the texts.
+        seed: Seed of the models.
+    """
 
     rule: str
     proposal: str
@@ -77,7 +100,16 @@ class Case:
 
 
 def enumerate_case(case: Case, backend: str = "reference", rule: Rule | None = None) -> Exact:
-    """The emitted distribution of a case against the target's. rule: instead of the named one (for wrong rules)."""
+    """Compares the emitted distribution of a case with the target's.
+
+    Args:
+        case: The case.
+        backend: Backend of the operators.
+        rule: A rule that replaces the named one, for tests of wrong rules.
+
+    Returns:
+        The largest error and the expected acceptance.
+    """
     found = rule or get_rule(case.rule)
     target = RationalModel(case.vocab, case.seed)
     q = RationalModel(case.vocab, case.seed + 50, like=target)
@@ -86,7 +118,7 @@ def enumerate_case(case: Case, backend: str = "reference", rule: Rule | None = N
     known: dict[object, tuple[Outcomes, float]] = {}
 
     def key_of(context: Text) -> object:
-        # `ragged` and `adaptive` also look at the sum of the tokens
+        # policies `ragged` and `adaptive` also depend on the sum of the tokens
         period = {"ragged": 3, "adaptive": len(case.shapes)}.get(case.policy, 1)
         return target.key(context), sum(context) % period
 
@@ -94,19 +126,19 @@ def enumerate_case(case: Case, backend: str = "reference", rule: Rule | None = N
         noise = target if case.proposal == COUPLED else None
         return all_drafts(context, q, other, case.proposal, case.shapes, policy, noise)
 
-    def learn(contexts: Iterable[Text]) -> None:
-        """Find what steps after these contexts emit, all in one batch, one context of each key."""
+    def enumerate_steps(contexts: Iterable[Text]) -> None:
+        """Enumerates the steps after one context of each key, in one batch."""
         new = {key_of(context): context for context in contexts}
-        found_now = step_outcomes(found, {each: drafts_after(each) for each in new.values()}, target.after)
-        known.update((key, found_now[context]) for key, context in new.items())
+        outcomes = step_outcomes(found, {each: drafts_after(each) for each in new.values()}, target.after)
+        known.update((key, outcomes[context]) for key, context in new.items())
 
     def step(context: Text) -> Iterator[tuple[float, Text]]:
-        if key_of(context) not in known:  # of a rule that emits what the target never does
-            learn([context])
+        if key_of(context) not in known:  # a wrong rule may emit tokens that the target never emits
+            enumerate_steps([context])
         yield from ((share, text) for text, share in known[key_of(context)][0].items())
 
     with use_backend(backend):
-        learn(context for length in range(case.length) for context in target_dist(target.after, length))
+        enumerate_steps(context for length in range(case.length) for context in target_dist(target.after, length))
         emitted = text_dist(step, case.length)
     exact = target_dist(target.after, case.length)
     error = max(abs(emitted.get(text, 0.0) - float(exact.get(text, 0))) for text in emitted.keys() | exact.keys())
@@ -119,23 +151,29 @@ def enumerate_case(case: Case, backend: str = "reference", rule: Rule | None = N
 
 
 def takes_trees(rule: Rule) -> bool:
-    """Whether a rule verifies trees of drawn tokens, by its own word."""
+    """Returns whether a rule verifies trees of sampled tokens (`Rule.why_not`)."""
     return rule.why_not(Needs(topology="tree", dists=True)) is None
 
 
 def own_rules() -> list[str]:
-    """Names of the lossless rules that verify on their own; one that picks another (`pick`) is tested as that one."""
+    """Returns the names of the lossless rules that do not delegate to another rule, as `best` does."""
     return [name for name in rule_names() if get_rule(name).lossless and not hasattr(get_rule(name), "choose_rule")]
 
 
 def has_a_dist(rule: Rule) -> bool:
-    """Whether a rule is lossless at temperature 1 (greedy refuses it, and its distribution is a point)."""
+    """Returns whether a rule is lossless and serves temperature 1, which greedy refuses."""
     return rule.lossless and rule.why_not_sampling(SamplingParams(temperature=1.0)) is None
 
 
 def cases_for(name: str, *, small: bool = False) -> Iterator[Case]:
-    """Every proposal distribution, shape and policy that a rule must hold for. small: one shape for each
-    distribution and policy.
+    """Lists the cases of a rule.
+
+    Args:
+        name: Name of the rule.
+        small: Use only one shape for each proposal distribution and policy.
+
+    Yields:
+        Cases of every proposal distribution, shape and policy for which the rule must keep the distribution.
     """
     rule = get_rule(name)
     policies = [each.name for each in POLICIES.values() if not (each.anticipating and rule.uses_q)]
@@ -160,7 +198,7 @@ def cases_for(name: str, *, small: bool = False) -> Iterator[Case]:
 def run_exact(
     names: Sequence[str], *, small: bool = False, backend: str = "reference", tick: Callable[[], None] = lambda: None
 ) -> list[Exact]:
-    """All cases of all rules that have a distribution to keep."""
+    """Runs all cases of the lossless rules of `names` that sample, and calls `tick` after each."""
     found = []
     for name in names:
         if has_a_dist(get_rule(name)):

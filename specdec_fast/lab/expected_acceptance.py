@@ -1,4 +1,4 @@
-"""Expected accepted tokens of a step, by enumeration of the rule, next to closed forms and to the best possible.
+"""Expected accepted tokens of a step by enumeration, compared with closed forms and with upper bounds.
 
 Tests: tests/lab/test_expected_acceptance.py.
 """
@@ -14,11 +14,11 @@ from specdec_fast.lab.draft_enumeration import CHAINS, COUPLED, POLICIES, Shape,
 from specdec_fast.lab.exact_distributions import TOLERANCE, has_a_dist, takes_trees
 from specdec_fast.lab.rational_oracle import (
     RationalModel,
-    block_rule_accepted,
-    coupled_rule_accepted,
+    block_accepted,
+    coupled_accepted,
     geometric_tokens,
     overlap,
-    token_rule_accepted,
+    rejection_accepted,
     transport_bound,
 )
 from specdec_fast.lab.step_enumeration import step_outcomes
@@ -27,17 +27,27 @@ from specdec_kernels import use_backend
 
 FULL = POLICIES["full"]
 SUMS: dict[str, tuple[str, str, Callable[..., Fraction]]] = {
-    "rejection": ("sum of E[prod min(1, p/q)]", "sampled", token_rule_accepted),
-    "block": ("sum of E[w_i]", "sampled", block_rule_accepted),
-    "replay": ("sum of prod 1 / sum max(p_y/p_x, q_y/q_x)", COUPLED, coupled_rule_accepted),
+    "rejection": ("sum of E[prod min(1, p/q)]", "sampled", rejection_accepted),
+    "block": ("sum of E[w_i]", "sampled", block_accepted),
+    "replay": ("sum of prod 1 / sum max(p_y/p_x, q_y/q_x)", COUPLED, coupled_accepted),
 }
-"""For a rule on chains: what is summed, for which proposals, and the sum."""
+"""For each rule on chains: the formula, the proposals that it holds for, and the function that computes it."""
 NODES: tuple[Shape, ...] = ((-1, 0), (-1, 0, 0), (-1, 0, 0, 0))
+"""One node with one to three siblings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """accepted: by enumeration; value: what `source` says; relation: "=" or "<=" between them."""
+    """One comparison of expected accepted tokens.
+
+    Attributes:
+        rule: Name of the rule, or of the relation between two rules.
+        setting: Draft and models, in words.
+        accepted: Expected accepted tokens, by enumeration.
+        value: The reference value.
+        relation: "=" or "<=", which must hold between `accepted` and `value`.
+        source: Formula or rule that gives the value.
+    """
 
     rule: str
     setting: str
@@ -48,23 +58,35 @@ class Expected:
 
     @property
     def holds(self) -> bool:
+        """Whether the relation holds within the tolerance."""
         if self.relation == "=":
             return abs(self.accepted - self.value) < TOLERANCE
         return self.accepted <= self.value + TOLERANCE
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the fields for JSON."""
         return asdict(self) | {"holds": self.holds}
 
 
 def _accepted(name: str, proposal: str, shape: Shape, target: RationalModel, q: RationalModel) -> float:
+    """Expected accepted tokens of a step after the empty text."""
     with use_backend("reference"):
         trees = all_drafts((), q, q, proposal, (shape,), FULL, target if proposal == COUPLED else None)
         return step_outcomes(get_rule(name), {(): trees}, target.after)[()][1]
 
 
 def on_chains(name: str, seed: int) -> list[Expected]:
-    """token and block on drawn chains, replay on coupled ones, against their sums; on models without memory against the
-    geometric series.
+    """Compares a rule on chains with its closed form.
+
+    On models without memory, rule `rejection` is also compared with the geometric series. Rule `replay` must not exceed
+    `rejection`, and `rejection` must not exceed `block`.
+
+    Args:
+        name: Name of the rule.
+        seed: Seed of the models.
+
+    Returns:
+        Comparisons for chains of each length.
     """
     rows = []
     for depth, shape in enumerate(CHAINS, 1):
@@ -86,21 +108,31 @@ def on_chains(name: str, seed: int) -> list[Expected]:
             )  # fmt: skip
         if name == "replay":
             got = _accepted(name, COUPLED, shape, target, q)
-            most = float(token_rule_accepted(target.after, q.after, (), depth))
+            most = float(rejection_accepted(target.after, q.after, (), depth))
             rows.append(
                 Expected("replay <= rejection", f"chain of {depth}, models with memory", got, most, "<=", "rejection")
             )
         if name == "block":
             got = _accepted(name, "sampled", shape, target, q)
-            least = float(token_rule_accepted(target.after, q.after, (), depth))
-            rows.append(Expected("token <= block", f"chain of {depth}, models with memory", least, got, "<=", "block"))
+            least = float(rejection_accepted(target.after, q.after, (), depth))
+            rows.append(
+                Expected("rejection <= block", f"chain of {depth}, models with memory", least, got, "<=", "block")
+            )
     return rows
 
 
 def at_a_node(name: str, proposal: str, seed: int) -> list[Expected]:
-    """One node with one to three siblings, against the optimal transport of the same proposals.
+    """Compares a rule at one node with the optimal transport bound of the same proposals (Hu et al. 2025).
 
-    The ordered rules reach it for one drawn token and for the hybrid node (Hu et al. 2025).
+    Rules that test uniforms reach the bound for one sampled token and for hybrid nodes.
+
+    Args:
+        name: Name of the rule.
+        proposal: Proposal distribution.
+        seed: Seed of the models.
+
+    Returns:
+        Comparisons for one to three siblings.
     """
     rows = []
     target = RationalModel(4, seed)
@@ -118,7 +150,7 @@ def at_a_node(name: str, proposal: str, seed: int) -> list[Expected]:
 
 
 def run_expected(names: Sequence[str], seeds: Sequence[int] = (3, 17)) -> list[Expected]:
-    """All comparisons for the rules that have a distribution."""
+    """Runs all comparisons for the lossless rules of `names` that sample."""
     found: list[Expected] = []
     for name in names:
         rule = get_rule(name)

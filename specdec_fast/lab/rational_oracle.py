@@ -77,7 +77,7 @@ def chain_ratios(p_after: After, q_after: After, context: Text, drafted: Text) -
     return [p_after(before)[token] / q_after(before)[token] for before, token in zip(prefixes, drafted, strict=True)]
 
 
-def token_rule_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
+def rejection_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
     """Expected accepted tokens of the rejection rule: sum over i of E[prod_{j<=i} min(1, p/q)] (Leviathan et al.
     2023).
     """
@@ -90,7 +90,7 @@ def token_rule_accepted(p_after: After, q_after: After, context: Text, depth: in
     return total
 
 
-def block_rule_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
+def block_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
     """Expected accepted tokens of block verification: sum over i of E[w_i], w_i = min(1, w_{i-1} p/q) (Sun et al.)."""
     total = Fraction(0)
     for drafted, chance in drafted_chains(q_after, context, depth).items():
@@ -101,7 +101,7 @@ def block_rule_accepted(p_after: After, q_after: After, context: Text, depth: in
     return total
 
 
-def coupled_rule_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
+def coupled_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
     """Expected accepted tokens of replay on a chain coupled by its noise: both choose x with chance
     1 / sum_y max(p_y / p_x, q_y / q_x) (Daliri, Musco, Suresh 2024), independently at every position.
     """
@@ -111,7 +111,7 @@ def coupled_rule_accepted(p_after: After, q_after: After, context: Text, depth: 
     for token, (own, drafted) in enumerate(zip(p, q, strict=True)):
         if own and drafted:
             both = 1 / sum((max(a / own, b / drafted) for a, b in zip(p, q, strict=True)), Fraction(0))
-            total += both * (1 + coupled_rule_accepted(p_after, q_after, (*context, token), depth - 1))
+            total += both * (1 + coupled_accepted(p_after, q_after, (*context, token), depth - 1))
     return total
 
 

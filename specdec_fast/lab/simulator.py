@@ -130,7 +130,7 @@ class Simulator:
         return TokenDistributions(logits, *self.q.stats, mass=self.q.mass)
 
     @property
-    def chosen(self) -> tuple[int, ...]:
+    def deterministic_tokens(self) -> tuple[int, ...]:
         """Tokens that are chosen, whatever is drawn, as children of the root."""
         drawn = self.layout.pick != "deterministic"
         return () if self.top is None else tuple(self.top[: len(self.layout.siblings[0]) - drawn].tolist())

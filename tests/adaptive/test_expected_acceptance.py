@@ -10,7 +10,7 @@ from specdec_fast.adaptive.expected_acceptance import expected_accepted, likelie
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.lab.draft_enumeration import CHAINS, POLICIES, TREES, Shape, all_drafts
-from specdec_fast.lab.rational_oracle import RationalModel, coupled_rule_accepted
+from specdec_fast.lab.rational_oracle import RationalModel, coupled_accepted
 from specdec_fast.lab.step_enumeration import pack, packed_dists, step_outcomes
 from specdec_fast.rules import get_rule
 from specdec_kernels import use_backend
@@ -52,7 +52,7 @@ def test_the_mean_over_all_drafts_is_that_of_all_cells(name: str, proposal: str,
 def test_drawn_tokens_stand_for_coupled_ones_of_replay(depth: int) -> None:
     draft, dists, chances = drafts("sampled", CHAINS[depth - 1], "full")
     mean = float(expected_accepted(get_rule("replay"), draft, dists) @ chances)
-    assert mean == pytest.approx(float(coupled_rule_accepted(TARGET.after, Q.after, (), depth)), abs=1e-12)
+    assert mean == pytest.approx(float(coupled_accepted(TARGET.after, Q.after, (), depth)), abs=1e-12)
     for name in ("rejection", "block"):
         drawn = expected_accepted(get_rule(name), draft, dists)
         assert float(drawn @ chances) > mean

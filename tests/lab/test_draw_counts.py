@@ -76,7 +76,9 @@ def test_chosen_tokens_are_the_likeliest_and_carry_no_distribution() -> None:
     simulator = Simulator(get_rule("recursive_rejection"), here.p, here.q, Layout(TREE, "deterministic"))
     draft = simulator.draft(torch.arange(3), torch.zeros(3, dtype=torch.int32))
     best = np.argsort(-here.draft)[:2].tolist()
-    assert draft.tokens.view(3, -1)[:, 1:].tolist() == [[*best, *best]] * 3 and simulator.chosen == tuple(best)
+    assert draft.tokens.view(3, -1)[:, 1:].tolist() == [[*best, *best]] * 3 and simulator.deterministic_tokens == tuple(
+        best
+    )
     assert draft.dists is None and not draft.proposal_kinds.any() and (draft.dist_index == -1).all()
 
 
@@ -190,7 +192,7 @@ def test_siblings_have_the_distributions_of_their_marks(pick: str) -> None:
         dist = np.zeros((12, 12))
         dist[:, best] = q / (1 - q[best])
         dist[best] = 0
-        assert set(second) == {best} == set(simulator.chosen)
+        assert set(second) == {best} == set(simulator.deterministic_tokens)
     assert draw_counts.chi_square(pairs.astype(np.int64).ravel(), (dist / dist.sum()).ravel()).p_value > 1e-4
 
 

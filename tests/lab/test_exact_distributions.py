@@ -17,7 +17,7 @@ from specdec_fast.lab.exact_distributions import (
     run_exact,
     takes_trees,
 )
-from specdec_fast.lab.rational_oracle import RationalModel, coupled_rule_accepted
+from specdec_fast.lab.rational_oracle import RationalModel, coupled_accepted
 from specdec_fast.rules import get_rule
 from specdec_kernels.dispatch import extension
 
@@ -132,7 +132,7 @@ def test_coupled_chains_of_a_case_know_the_noise(shape: tuple[int, ...]) -> None
     """As many of them are accepted as the closed form says; drawn without the noise it would be fewer."""
     target = RationalModel(3, 0)
     q = RationalModel(3, 50, like=target)
-    wanted = coupled_rule_accepted(target.after, q.after, (), len(shape) - 1)
+    wanted = coupled_accepted(target.after, q.after, (), len(shape) - 1)
     coupled, drawn = (enumerate_case(Case("replay", each, (shape,), "full")) for each in (COUPLED, "sampled"))
     assert coupled.holds and coupled.accepted == pytest.approx(float(wanted), abs=1e-12)
     assert drawn.holds and drawn.accepted < coupled.accepted - 0.01

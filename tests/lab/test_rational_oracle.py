@@ -14,14 +14,14 @@ from oracles.exact import target_dist as other_target_dist
 
 from specdec_fast.lab.rational_oracle import (
     RationalModel,
-    block_rule_accepted,
+    block_accepted,
     coupled_choice,
-    coupled_rule_accepted,
+    coupled_accepted,
     dist_of_logits,
     geometric_tokens,
     overlap,
     target_dist,
-    token_rule_accepted,
+    rejection_accepted,
     transport_bound,
 )
 from specdec_kernels import distribution_stats
@@ -53,9 +53,9 @@ def test_accepted_tokens_are_those_of_the_rule_in_rational_arithmetic(seed: int,
         p = [target.after(chain[:at]) for at in range(depth + 1)]
         dists = [q.after(chain[:at]) for at in range(depth)]
         found += sum(chance * share * (len(emitted) - 1) for share, emitted in token_rule(chain, p, dists))
-    assert token_rule_accepted(target.after, q.after, (), depth) == found
-    assert block_rule_accepted(target.after, q.after, (), depth) >= found
-    assert depth > 1 or block_rule_accepted(target.after, q.after, (), depth) == found
+    assert rejection_accepted(target.after, q.after, (), depth) == found
+    assert block_accepted(target.after, q.after, (), depth) >= found
+    assert depth > 1 or block_accepted(target.after, q.after, (), depth) == found
     assert text_dist(lambda context: [(w, (t,)) for t, w in enumerate(target.after(context)) if w], 1, Fraction(1))
 
 
@@ -75,7 +75,7 @@ def test_coupled_choices_are_a_joint_distribution_with_the_right_margins(seed: i
     for token, weight in enumerate(target):
         assert sum(q[each] * given[each][token] for each in drafted) == weight
     both = sum(q[token] * given[token][token] for token in drafted)
-    assert both == coupled_rule_accepted(lambda text: target, lambda text: q, (), 1) <= overlap(target, q)
+    assert both == coupled_accepted(lambda text: target, lambda text: q, (), 1) <= overlap(target, q)
 
 
 def test_coupled_choices_are_those_of_gumbel_noise() -> None:
