@@ -247,7 +247,7 @@ def measure(
     progress: Callable[[str, int], Progress] | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[[], None]]]:
     """One row per method, and what was run: each call takes the next prompt. One thread, float32, batch 1. Every round
-    has seeds of its own. progress: makes what is told of every text, from the workload and the number of texts.
+    has seeds of its own. progress: called with the workload and the number of texts; reports every text.
     """
     torch.set_num_threads(1)
     outputs: dict[str, list[Any]] = {}

@@ -1,4 +1,4 @@
-"""Speculative decoding without the engine: for whoever has a serving loop and wants the parts.
+"""Speculative decoding without the engine: the parts, in a serving loop of your own.
 
 The loop owns what an engine owns. It merges two sources into one tree by hand, the guess of a drafter and
 what followed the newest token earlier in the text, and verifies twice: by a rule, and by its operators.

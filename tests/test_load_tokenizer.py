@@ -1,4 +1,4 @@
-"""Tokenizers beside models: which there are, what is told of those that cannot be read, how many ids they have."""
+"""Tokenizers beside models: lists, messages about those that cannot be read, and numbers of ids."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def step(
     """rejection_verify_logits of one step with drawn drafts, the target's logits, the draft's tokens and logits.
 
     apart: standard deviation of the draft's logits from the target's; at 0.5 about 0.8 of the tokens are accepted.
-    Every call is another step: its coins and the draft's tokens are new. bare=True calls the C++ without the choice of
+    Every call is another step, with new uniforms and draft tokens. bare=True calls the C++ without the choice of
     a backend, which costs more here than elsewhere: the logits have driven the interpreter out of the caches.
     """
     torch.manual_seed(seed)

@@ -1,6 +1,6 @@
 """What others do for a whole `rejection_verify_logits`, from the target's logits to the next token: filters and
 softmax are inside of the clock, unlike those of the samplers in `benchmarks/kernels/peers.py`. The draft's
-probabilities are made before it, for whoever drafts has them.
+probabilities are made before it, because a drafter has them already.
 """
 
 from __future__ import annotations

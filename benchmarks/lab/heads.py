@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A drafter with what else the command is told. temperature 0: greedy texts and nothing else."""
+    """A drafter with further arguments of the command. At temperature 0 only greedy texts are compared."""
 
     drafter: str
     options: tuple[str, ...] = ()

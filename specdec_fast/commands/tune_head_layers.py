@@ -1,4 +1,4 @@
-"""`specdec tune head-layers`: which layers an EAGLE-3 head reads, told by what is accepted of it."""
+"""`specdec tune head-layers`: finds the layers that an EAGLE-3 head reads, by accepted draft tokens."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Bridges to other libraries; each is imported only by whoever uses it."""
+"""Bridges to other libraries. Each is imported only where it is used."""

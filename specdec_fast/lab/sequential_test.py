@@ -92,7 +92,9 @@ class Ledger:
         try:
             data = json.loads(path.read_text("utf-8"))
             entries = {
-                name: {"dist" if key == "law" else key: value for key, value in entry.items()}  # earlier versions: law
+                name: {
+                    "dist" if key == "law" else key: value for key, value in entry.items()
+                }  # as `law` in earlier versions
                 for name, entry in dict(data["entries"]).items()
             }
             return cls(path, level, int(data["next_seed"]), entries, int(data["runs"]))

@@ -1,9 +1,9 @@
-"""The distribution of what one step emits, by enumeration of all its coins: every cell is given to the rule itself.
+"""The distribution of the tokens that one step emits, by enumeration of its accept tests.
 
-A rule that tosses coins says what they are compared with (`thresholds`); every combination of passing and failing coins
-is given to the rule (`uniforms`), so its own walk decides what is accepted, and the residual weights where it ends give
-the distribution of the next token. Replay has no coins: every combination of the target's choices takes their place,
-by distributions that leave the rule nothing else to choose.
+A rule with accept tests reports their `thresholds`. For every combination of passing and failing tests, the rule itself
+runs on `uniforms` that produce it. So its own walk decides what is accepted. The residual weights at the end of the
+walk are the distribution of the next token. Replay has no accept tests: every combination of the target's choices takes
+their place, by distributions that allow one token each.
 
 Steps after many contexts are one batch. Tests: tests/lab/test_step_enumeration.py,
 tests/lab/test_exact_distributions.py.
@@ -25,7 +25,7 @@ from specdec_fast.lab.draft_enumeration import DraftTree
 from specdec_fast.lab.rational_oracle import Distribution, Text
 from specdec_kernels import distribution_stats, tree_plan
 
-_NUDGE = 1e-6  # coins lie this close to their thresholds, so that a threshold applied in another place shows
+_NUDGE = 1e-6  # uniforms are this close to their thresholds, so that a threshold applied in another place shows
 
 Outcomes = dict[Text, float]
 
@@ -176,7 +176,7 @@ def _answer(rule: Rule, draft: Draft, dists: TokenDistributions, **coins: torch.
 
 
 def coin_cells(rule: ThresholdRule, draft: Draft, dists: TokenDistributions) -> Cells:
-    """All combinations of coins that pass and coins that fail."""
+    """Enumerates all combinations of accept tests that pass and fail."""
     plan = tree_plan(draft.parents, draft.offsets)
     threshold, residual = (part.double().numpy() for part in rule.thresholds(draft, plan, dists))
     inner = draft.parents.numpy() >= 0
@@ -193,7 +193,7 @@ def coin_cells(rule: ThresholdRule, draft: Draft, dists: TokenDistributions) -> 
     passes = np.where(tossed, (number >> bit[many.nodes]) & 1, level > 0.5).astype(bool)
     beside = np.where(passes, level * (1 - _NUDGE), np.minimum(level * (1 + _NUDGE), (1 + level) / 2))
     uniforms = np.where(tossed, beside, 0.5).astype(np.float32)
-    # in (0, 1), where coins live; a threshold of 1e-13 or more is further from both than any nudge
+    # uniforms are in (0, 1); a threshold of 1e-13 or more is further from both than any nudge
     uniforms = np.clip(uniforms, np.float32(2.0**-60), np.float32(1 - 2.0**-24))
     factor = np.where(tossed, np.where(passes, level, 1 - level), 1.0)
     rows = len(many.source)

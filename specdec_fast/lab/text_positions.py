@@ -33,7 +33,7 @@ ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.06, torch
 KINDS = ("first speculated", "after a rejection", "bonus")
 MOST_RUNS = 12
 FIRST_SEED = 2**62
-"""Of the texts that show places. Draws begin at seed << 40, below it: no coin that led to a place is tossed again."""
+"""First seed of the texts that show places. Draws begin at seed << 40, below it, so no uniform is used twice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def test_an_interrupt_keeps_what_there_is(run: Any, pair: list[str], monkeypatch
 
 
 def test_texts_that_differ_stand_one_below_the_other(run: Any, pair: list[str]) -> None:
-    """Under a rule that draws, other coins give another text of the same distribution."""
+    """Under a rule that draws, other uniforms give another text of the same distribution."""
     result = run("demo", *pair, *QUICK, "--temperature", "1", "--rule", "rejection")
     assert result.exit_code == 0, result.output
     assert "plain decoding:" in result.stdout

@@ -1,4 +1,4 @@
-"""Captured steps with trained heads: texts and drafts are those of other steps, and nothing in them defies capture."""
+"""CUDA-graph steps with trained heads: texts and drafts equal those of sync steps, and nothing prevents capture."""
 
 from __future__ import annotations
 

@@ -389,6 +389,6 @@ def test_requests_without_processors_run_none(monkeypatch: pytest.MonkeyPatch) -
     engine = Engine(automaton(), drafter("model", []), eos_token_ids=ENDS)
     engine.generate(PROMPTS, SamplingParams(seed=1, max_new_tokens=8, top_p=0.9))
     assert calls == [] and engine.state.sampling([]).logits_processors is None
-    with pytest.raises(Exception):  # noqa: B017  the stand-in edits nothing, so something must break
+    with pytest.raises(Exception):  # noqa: B017  the fake changes no logits, so something must break
         engine.generate([[1]], SamplingParams(seed=1, max_new_tokens=4, forced_tokens=(3, 3, 3, 3)))
         assert calls == []

@@ -72,7 +72,7 @@ def spine(rows: int, depth: int, vocab: int) -> dict[str, Any]:
     dist_index = (torch.tensor(levels).repeat(rows) + order // size * depth).int()
     none = torch.zeros(count, dtype=torch.int32)
     uniforms = torch.rand(count)
-    # coins that let the first row's path go far down
+    # uniforms that let the first row's path go far down
     uniforms[:size] = torch.where(torch.tensor(spine_of) & (torch.tensor(levels) < 50), 1e-6, uniforms[:size])
     return {
         "tokens": draft_sample(*(part[dist_index.long()] for part in draft), order, none, none),

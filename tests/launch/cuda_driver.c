@@ -1,4 +1,4 @@
-// A stand-in for libcuda.so.1 with what Triton's driver (triton/backends/nvidia/driver.c) asks of it. Modules are read as a driver
+// A simulated libcuda.so.1 with the functions that Triton's driver (triton/backends/nvidia/driver.c) calls. Modules are read as a driver
 // reads them: registers, required block and sizes of parameters come from the cubin. Launches are checked against these and the
 // device, and the last one is written down with the bytes of its parameters. No kernel runs. tests/launch/test_triton_driver.py
 #include <cuda.h>
@@ -275,7 +275,7 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
   *status = CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
 }
-// Memory of a device has one address everywhere. Which memory that is, the stand-in has checked.
+// Memory of a device has one address everywhere. The simulated driver has checked its device.
 CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdeviceptr pointer) {
   if (attribute != CU_POINTER_ATTRIBUTE_DEVICE_POINTER) return CUDA_ERROR_NOT_SUPPORTED;
   memcpy(value, &pointer, sizeof pointer);

@@ -1,4 +1,4 @@
-// A stand-in for the CUDA runtime and for torch's device guard and streams, linked into csrc/bindings/kv_cache_cuda.cu
+// A simulated CUDA runtime, with torch's device guard and streams, linked into csrc/bindings/kv_cache_cuda.cu
 // as nvcc compiled it. Launches are checked as a driver checks them and written down; then the threads of the kernel
 // run on the host, one after the other, on the arguments that the launch packed. tests/launch/test_cuda_extension.py
 #include <cuda_runtime_api.h>

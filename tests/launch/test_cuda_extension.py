@@ -1,9 +1,9 @@
 """CUDA C++ without a GPU: every operator launches on the device of its tensors, on that device's current stream.
 
-nvcc compiles csrc/bindings/kv_cache_cuda.cu as it is, and the object is linked with a stand-in of the CUDA runtime
+nvcc compiles csrc/bindings/kv_cache_cuda.cu as it is, and the object is linked with a simulated CUDA runtime
 (`cuda_runtime.cpp`) that checks every launch and runs its threads on the host. Shown are the host functions: checks of
 arguments, device guard, stream, grid, block, packed parameters, choice of the copy unit, and what the threads then
-write. Not shown are machine code, races, the real runtime and torch's own device guard, which a CPU build lacks.
+write. Not shown are machine code, data races, the real runtime and torch's own device guard, which a CPU build lacks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
 def library(source: str) -> Path:
-    """Returns the source, compiled and linked with the stand-in; the same text is compiled once."""
+    """Returns the source, compiled and linked with the simulated runtime; the same text is compiled once."""
     headers = sorted((ROOT / "csrc").rglob("*.h"))
     text = hashlib.sha256("\n".join([torch.__version__, source, RUNTIME.read_text()]).encode())
     for path in headers:

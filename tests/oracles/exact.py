@@ -48,7 +48,7 @@ def token_rule(chain: Text, p: Sequence[Distribution], q: Sequence[Distribution]
 def block_rule(chain: Text, p: Sequence[Distribution], q: Sequence[Distribution]) -> list[tuple[Fraction, Text]]:
     """Outcomes of block verification (Sun et al. 2025, algorithm 2), arguments as in token_rule.
 
-    Every coin is looked at, and the last that passes counts.
+    Every accept test is made, and the last that passes counts.
     """
     worth = [Fraction(1)]
     for depth, token in enumerate(chain):

@@ -1,4 +1,4 @@
-"""Engines of tiny models with every drafter that takes part in captured steps, on any device."""
+"""Engines of tiny models with every drafter that takes part in CUDA-graph steps, on any device."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ END_OF_TEXT = "<end>"
 
 
 def _byte_alphabet() -> list[str]:
-    """The printable stand-in of every byte in byte-level BPE (Radford et al. 2019)."""
+    """The printable character for every byte in byte-level BPE (Radford et al. 2019)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     names, spare = {byte: chr(byte) for byte in printable}, 256
     for byte in range(256):

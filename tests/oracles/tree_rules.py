@@ -153,7 +153,7 @@ def block(chain: Text, p: Sequence[Distribution], q: Sequence[Distribution]) -> 
         accept.append(rest / (rest + 1 - weights[at]) if rest + 1 - weights[at] else ONE)
     accept.append(weights[size])
     out, chance = Outcomes({}, {}, {}), ONE
-    for at in range(size, -1, -1):  # the largest place whose coin passes
+    for at in range(size, -1, -1):  # the largest place whose test passes
         share = accept[at - 1] if at else ONE
         if at == size:
             dist = list(p[size])

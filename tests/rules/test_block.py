@@ -1,4 +1,4 @@
-"""Block verification in exact arithmetic: thresholds, residuals and the choice of the last coin that passes, joint over
+"""Block verification in exact arithmetic: thresholds, residuals and the choice of the last test that passes, joint over
 several steps.
 """
 
@@ -39,7 +39,7 @@ def thresholds(draft: Draft, dists: TokenDistributions) -> tuple[Tensor, Tensor]
 def by_thresholds(
     found: list[tuple[Fraction, Text]], draft: Draft, dists: TokenDistributions
 ) -> Iterable[tuple[float, Text]]:
-    """Outcomes of one step, from the operator's thresholds and residual weights: the last coin that passes counts."""
+    """Outcomes of one step, from the operator's thresholds and residual weights: the last test that passes counts."""
     accept, rest = (part.double() for part in thresholds(draft, dists))
     for row, (chance, chain) in enumerate(found):
         later_fail, start = float(chance), row * (len(chain) + 1)
@@ -167,7 +167,7 @@ def test_thresholds_and_residuals_are_the_rational_ones(vocab: int, depth: int, 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_last_coin_that_passes_counts_whatever_the_others_say(backend: str) -> None:
-    """Every end of every chain, its coin just below the threshold, later ones just above, earlier ones anything."""
+    """Every end of every chain: its uniform just below the threshold, later ones just above, earlier ones anything."""
     vocab, depth = 4, 3
     target, drafting = RationalModel(vocab, 4), RationalModel(vocab, 54)
     found = chains(drafting.after, (), depth)

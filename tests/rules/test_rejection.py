@@ -110,7 +110,7 @@ def test_the_walk_goes_where_its_coins_send_it(
         found = [(Fraction(1), chain) for chain in product(range(vocab), repeat=depth)]
     else:
         found = chains(drafting.after, (), depth)
-    cells: list[tuple[Text, list[float], int, Text]] = []  # chain, coins, token favoured by the noise, emitted
+    cells: list[tuple[Text, list[float], int, Text]] = []  # chain, uniforms, token favoured by the noise, emitted
     for _, chain in found:
         coins: list[float] = []
         for at in range(depth + 1):
@@ -178,7 +178,7 @@ def test_thresholds_and_residuals_are_the_rational_ones() -> None:
 
 
 def test_coins_are_compared_strictly() -> None:
-    """A token that the target forbids is refused even by a coin of zero."""
+    """A token that the target forbids is rejected even by a uniform of zero."""
     dists = dists_of([[Fraction(0), Fraction(1)], [Fraction(1, 2), Fraction(1, 2)]])
     draft = Draft.chains([0], [[0, 0]], dist_rows=[[0]], dists=dists_of([[Fraction(1, 2), Fraction(1, 2)]]))
     for seed in range(20):

@@ -1,4 +1,4 @@
-"""Answers to prompts: kept batch by batch, the same whoever asks, and never asked for twice."""
+"""Answers to prompts: kept batch by batch, equal for all processes, and never generated twice."""
 
 from __future__ import annotations
 
