@@ -91,10 +91,8 @@ class Ledger:
             return cls(path, level)
         try:
             data = json.loads(path.read_text("utf-8"))
-            entries = {
-                name: {
-                    "dist" if key == "law" else key: value for key, value in entry.items()
-                }  # as `law` in earlier versions
+            entries = {  # earlier versions wrote `law`
+                name: {"dist" if key == "law" else key: value for key, value in entry.items()}
                 for name, entry in dict(data["entries"]).items()
             }
             return cls(path, level, int(data["next_seed"]), entries, int(data["runs"]))

@@ -93,7 +93,7 @@ def test_what_has_no_expectation_is_refused() -> None:
 
 
 def test_the_order_of_the_walk_is_the_rule_s_own() -> None:
-    """Uniforms of traversal in order from the root, or of recursive_rejection from the leaves, give other expectations."""
+    """Traversal from the root, or recursive_rejection from the leaves, would have other expectations."""
     draft, dists, chances = drafts("hybrid", TREES[5], "full")
     with use_backend("reference"):
         for name in ("recursive_rejection", "traversal"):
