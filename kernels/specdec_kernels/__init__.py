@@ -1,7 +1,7 @@
-"""Operators of speculative decoding: each a plain PyTorch reference beside faster kernels of the same contract.
+"""Operators of speculative decoding. Each has a plain PyTorch reference and faster kernels with the same contract.
 
-Depends on torch alone at import; extensions are loaded by the first call that can use them. `explain()` says which
-kernel serves what and why.
+The import depends on torch alone. The first call that can use an extension loads it. `explain()` lists which kernel
+serves each operator, and why.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .ops.process_logits import ALWAYS, Additions, Forced, NodePaths, Penalties,
 from .ops.process_logits_overlay import process_logits_overlay
 from .ops.recursive_rejection_verify import recursive_rejection_thresholds, recursive_rejection_verify
 
-# Every operator's name is also the name of its folder: importing it here makes `specdec_kernels.<name>` the operator.
+# An operator and its folder have the same name. These imports make `specdec_kernels.<name>` the operator.
 from .ops.rejection_verify import rejection_thresholds, rejection_verify, rejection_verify_logits
 from .ops.replay_sample import replay_sample
 from .ops.replay_verify import replay_verify

@@ -1,4 +1,4 @@
-"""Names that callers look up: one message for unknown names, and the operators' former names.
+"""Names that callers look up: the message for unknown names, and the former names of operators.
 
 The former names are data, so a search for a renamed operator ends in this file.
 Tests: tests/kernels/test_unknown_names.py.
@@ -23,16 +23,19 @@ RENAMED_OPERATORS = {
     "decoder_pass": "fused_forward",
     "row_linear": "batch_invariant_linear",
 }
-"""Former name -> name of each operator that was renamed."""
+"""Current name of each renamed operator, by former name."""
 
 
 def closest(got: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Returns the known name that is spelled most like this one, or None.
+    """Finds the known name with the most similar spelling.
 
     Args:
-        got: The unknown name, as the caller wrote it; case and dashes do not count.
-        known: The names that exist.
-        cutoff: Least similarity, from 0 to 1, as `difflib` counts it.
+        got: The unknown name, as the caller wrote it. Case and dashes do not count.
+        known: The existing names.
+        cutoff: Smallest similarity as `difflib` defines it, from 0 to 1.
+
+    Returns:
+        The name, or None if none is similar enough.
     """
     spelled = {name.lower().replace("-", "_"): name for name in known}
     near = get_close_matches(got.lower().replace("-", "_"), spelled, n=1, cutoff=cutoff)
@@ -40,13 +43,16 @@ def closest(got: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def hint(got: object, known: Iterable[str], renamed: Mapping[str, str] | None = None, kind: str = "") -> str:
-    """Returns "; " and what an unknown name probably means, or "".
+    """Suggests a name in place of an unknown one.
 
     Args:
         got: The unknown name, as the caller wrote it.
-        known: The names that exist.
-        renamed: Former name -> name; one that is not known is not recommended.
-        kind: What is looked up, for the message about a renamed one: "rule", "operator", ...
+        known: The existing names.
+        renamed: Current names by former name. Names that do not exist are not suggested.
+        kind: Noun for the message about a renamed name: "rule", "operator", ...
+
+    Returns:
+        "; " and the suggestion, or "".
     """
     if not isinstance(got, str):
         return ""
@@ -66,15 +72,15 @@ def unknown_name(
     renamed: Mapping[str, str] | None = None,
     kind: str = "",
 ) -> str:
-    """Returns the message of the error for a name that does not exist.
+    """Returns the error message for a name that does not exist.
 
     Args:
-        subject: The parameter that was given, with which the message begins.
+        subject: Name of the parameter, with which the message begins.
         got: The unknown name, as the caller wrote it.
-        known: The names that exist, in the order in which they are listed.
-        or_else: What may be given instead of a name: ", or a BudgetPolicy".
-        renamed: Former name -> name.
-        kind: What is looked up, where `renamed` is given: "rule", "operator", ...
+        known: The existing names, in the order of the message.
+        or_else: Accepted values other than names, such as ", or a BudgetPolicy".
+        renamed: Current names by former name.
+        kind: Noun for the message about a renamed name: "rule", "operator", ...
 
     Returns:
         "rule: got 'blok'; expected one of best, block, ...; did you mean 'block'?"

@@ -11,7 +11,7 @@ from torch import Tensor
 WORD = 32
 """Tokens of one word."""
 PLANES = 3
-"""Words per 32 tokens: which are replaced, how many are replaced before them, which are forbidden."""
+"""Words per 32 tokens: bits of replaced logits, number of replaced logits before them, bits of forbidden tokens."""
 
 
 def num_words(vocab_size: int) -> int:
@@ -21,7 +21,7 @@ def num_words(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Processed logits of R rows, as `process_logits_overlay` makes them.
+    """Processed logits of R rows, as `process_logits_overlay` returns them.
 
     Attributes:
         words: int32 [R, 3 * W + C], contiguous, W = ceil(V / 32). For the 32 tokens from 32 * w on, word 3 * w has a
@@ -39,17 +39,18 @@ class Overlay:
         return Overlay(self.words[index], self.vocab_size)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Returns a float32 copy of logits [R, V] with the overlay applied: the definition of reading through it."""
+        """Returns a float32 copy of logits [R, V] with the overlay applied. Kernels must agree with this definition."""
         pairs = zip(logits.split(_ROWS_AT_ONCE), self.words.split(_ROWS_AT_ONCE))
         rows = [_apply_words(*pair) for pair in pairs]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 _ROWS_AT_ONCE = 32
-"""Rows whose bits are unpacked at a time: unpacked, they take several times the memory of the logits."""
+"""Rows to unpack at a time. Unpacked bits take several times the memory of the logits."""
 
 
 def _apply_words(logits: Tensor, words: Tensor) -> Tensor:
+    """Applies the words of an overlay to a few rows."""
     vocab_size, device = logits.shape[1], logits.device
     count = num_words(vocab_size)
     planes = words[:, : PLANES * count].unflatten(1, (count, PLANES))

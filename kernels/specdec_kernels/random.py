@@ -1,13 +1,14 @@
-"""Counter-based randomness: Philox4x32-10 words and the noise made of them, defined here for all backends.
+"""Counter-based random numbers: Philox4x32-10 words and the noise that they give, defined here for all backends.
 
-A word is a pure function of (request seed, stream, position, index, token id); nothing depends on a row's place in the
-batch, on the number of steps so far or on a generator's state. ``csrc/random.h`` is the same arithmetic in C++.
+A word is a pure function of (request seed, stream, position, index, token id). It does not depend on the place of a row
+in the batch, on the number of earlier steps or on the state of a generator. ``csrc/random.h`` is the same arithmetic in
+C++.
 
-Bits agree everywhere because the exponential and the Gumbel variate are float32 polynomials of plain multiplications
-and additions: no fused multiply-add, no division, no library function. Do not compile these functions with a compiler
+All backends produce equal bits. The exponential and the Gumbel variate are float32 polynomials of plain multiplications
+and additions, without fused multiply-add, division or library functions. Do not compile these functions with a compiler
 that contracts ``a * b + c``.
 
-Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 3.3.
+Philox: Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 REPLAY = 0
-"""Noise shared by target and drafter: position = absolute position of the token being chosen, index = 0."""
+"""Noise shared by target and drafter: position = absolute position of the sampled token, index = 0."""
 ACCEPT = 1
 """Uniform draws of acceptance: position = position of the step's root, index = node within its row, token = 0."""
 DRAFT = 2
@@ -24,15 +25,15 @@ DRAFT = 2
 RECOVER = 3
 """Token noise of recovered and bonus tokens: position = position of the step's root, index = number accepted."""
 DRAFT_BLOCK = 4
-"""Block noise that goes with DRAFT (token = block)."""
+"""Block noise of DRAFT samples (token = block)."""
 RECOVER_BLOCK = 5
-"""Block noise that goes with RECOVER (token = block)."""
+"""Block noise of RECOVER samples (token = block)."""
 
 BLOCK = 1024
 """Token ids per block of two-level Gumbel-max."""
 
 _MASK = 0xFFFFFFFF
-_SPLIT = 1 << 29  # words below it (x < 1/8) take the branch that keeps tiny exponentials precise
+_SPLIT = 1 << 29  # smaller words (x < 1/8) use the polynomial that keeps tiny exponentials precise
 _INV32 = 2.0**-32
 # Minimax fits, float32-representable. -log1p(-x) = x + x^2 Q(x) on [0, 1/8];
 # log(1 + f) = f - f^2 / 2 + f^3 P(f) on [sqrt(1/2) - 1, sqrt(2) - 1]. Lowest degree first.
@@ -92,9 +93,19 @@ def philox(
 def words(
     seed: Tensor | int, position: Tensor | int, index: Tensor | int, stream: Tensor | int, token: Tensor | int
 ) -> Tensor:
-    """One random word per element, int64 in [0, 2**32).
+    """Returns one random word per element.
 
-    All arguments broadcast. The counter is (token >> 2, position, index, stream) and ``token & 3`` selects the word.
+    The counter is (token >> 2, position, index, stream), and ``token & 3`` selects the word.
+
+    Args:
+        seed: Request seeds, broadcastable like all arguments.
+        position: Absolute positions.
+        index: Indices within the stream; see the constants of this module.
+        stream: REPLAY, ACCEPT or another stream.
+        token: Token ids.
+
+    Returns:
+        int64 tensor of the broadcast shape with values in [0, 2**32).
     """
     device = next((a.device for a in (seed, position, index, token) if isinstance(a, Tensor)), torch.device("cpu"))
     token = _int64(token, device)
@@ -104,7 +115,7 @@ def words(
 
 
 def span_words(seeds: Tensor, positions: Tensor, index: Tensor | int, stream: int, count: int) -> Tensor:
-    """Words of tokens 0 .. count-1 for every row: int64 [R, count]. ``index`` is [R] or an int."""
+    """Returns the words of tokens 0 .. count - 1 for every row, int64 [R, count]. ``index`` is [R] or an int."""
     device = seeds.device
     quads = torch.arange((count + 3) // 4, device=device, dtype=torch.int64)
     index = _int64(index, device)
@@ -114,7 +125,7 @@ def span_words(seeds: Tensor, positions: Tensor, index: Tensor | int, stream: in
 
 
 def _log(y: Tensor) -> Tensor:
-    """Natural logarithm of positive normal float32 by multiplications and additions only (about one ulp)."""
+    """Computes the natural logarithm of positive normal float32 by multiplications and additions, to about one ulp."""
     bits = y.contiguous().view(torch.int32)
     exponent = (bits - _SQRT_HALF_BITS) >> 23
     f = (bits - (exponent << 23)).view(torch.float32) - 1.0  # 1 + f in [sqrt(1/2), sqrt(2))
@@ -130,10 +141,16 @@ def _log(y: Tensor) -> Tensor:
 
 
 def exponential(word: Tensor) -> Tensor:
-    """Standard exponential variate of a word: float32 in [2**-33, 22.9].
+    """Transforms words to standard exponential variates, E = -log(1 - x) with x = (word + 1/2) / 2**32.
 
-    E = -log(1 - x) with x = (word + 1/2) / 2**32. Words below 2**29 use a polynomial in x, so that the small values,
-    which win, keep their full relative precision; the others use the logarithm of 1 - x.
+    Words below 2**29 use a polynomial in x. Small values therefore keep their full relative precision, which matters
+    because they win. All others use the logarithm of 1 - x.
+
+    Args:
+        word: Random words, int64 in [0, 2**32), any shape.
+
+    Returns:
+        float32 variates in [2**-33, 22.9].
     """
     x = (word.to(torch.float32) + 0.5) * _INV32
     poly = torch.full_like(x, _Q[-1])
@@ -145,14 +162,20 @@ def exponential(word: Tensor) -> Tensor:
 
 
 def gumbel(word: Tensor) -> Tensor:
-    """Standard Gumbel variate of a word, -log(exponential(word)): float32 in about [-3.14, 22.88]."""
+    """Returns standard Gumbel variates of words, -log(exponential(word)): float32 in about [-3.14, 22.88]."""
     return -_log(exponential(word))
 
 
 def uniform(word: Tensor) -> Tensor:
-    """Uniform variate of a word: float32, a multiple of 2**-24 strictly inside (0, 1).
+    """Transforms words to uniform variates strictly inside (0, 1).
 
-    Twenty-three bits: with twenty-four, the addition of one half would round the largest value up to 1.
+    They have 23 bits. With 24, the addition of one half would round the largest value up to 1.
+
+    Args:
+        word: Random words, int64 in [0, 2**32), any shape.
+
+    Returns:
+        float32 variates, multiples of 2**-24.
     """
     return ((word >> 9).to(torch.float32) + 0.5) * 2.0**-23
 
@@ -162,7 +185,7 @@ def replay_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
 
     Args:
         seeds: Request seeds, int64 [R].
-        positions: Absolute positions of the tokens being chosen, int32 [R].
+        positions: Absolute positions of the sampled tokens, int32 [R].
         vocab: Number of token ids.
 
     Returns:
@@ -181,9 +204,9 @@ def sample_from_weights(
 ) -> Tensor:
     """Samples one token per row from unnormalised weights by two-level Gumbel-max.
 
-    The vocabulary is split in blocks of ``BLOCK`` ids. The block with the largest ``log(mass) + gumbel`` wins, then the
-    token in it with the largest ``log(weight) + gumbel``. Both levels are independent, so the distribution is that of
-    the weights. The noise needed is one word per block, and one per token of a single block. Tokens of weight zero
+    The vocabulary is split into blocks of ``BLOCK`` ids. The block with the largest ``log(mass) + gumbel`` wins, then
+    its token with the largest ``log(weight) + gumbel``. The noise of both levels is independent, so the distribution is
+    that of the weights. A sample needs one word per block, and one per token of a single block. Tokens of weight zero
     never win. Ties go to the lower id. A row without any weight gives token 0.
 
     Args:
@@ -191,7 +214,7 @@ def sample_from_weights(
         seeds: Request seeds, int64 [R]. Unused with `gumbel_noise`, like the next two.
         positions: Absolute positions of the roots, int32 [R].
         index: Number of each draw within its step, int32 [R].
-        stream: DRAFT or RECOVER; its block stream is two further on.
+        stream: DRAFT or RECOVER. The number of its block stream is larger by two.
         gumbel_noise: Gumbel noise (blocks [R, ceil(V / BLOCK)], tokens [R, V]), float32, in place of keyed noise.
 
     Returns:

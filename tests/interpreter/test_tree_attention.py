@@ -188,7 +188,7 @@ def test_a_plan_is_for_the_shapes_and_options_it_was_made_for() -> None:
     with pytest.MonkeyPatch.context() as patch, use_backend("triton"):
         patch.setattr(pytest.importorskip("specdec_kernels.ops.tree_attention.plan"), "MAX_TILES", 8)
         assert plan_for(*case.cache[:2], *case.cache[3:]) is None
-        with pytest.raises(ValueError, match=r"room for \d+ tokens a row, expected at most 64 with a plan of 4 blocks"):
+        with pytest.raises(ValueError, match=r"room for \d+ tokens a row; expected at most 64 with a plan of 4 blocks"):
             run("triton", case, plan=plan)
     with use_backend("reference"):
         assert plan_for(*case.cache[:2], *case.cache[3:]) is None
@@ -234,7 +234,7 @@ def test_the_error_is_at_most_twice_that_of_torch(dtype: torch.dtype) -> None:
     assert (got - exact).abs().max() <= 2 * max(worst, torch.finfo(dtype).eps / 4)
 
 
-def test_a_node_has_the_same_bits_in_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_has_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """batch_invariant: a chain scored at once equals one node after the other, beside any rows."""
     # A matrix unit treats all rows of a block alike; the library behind numpy.matmul does not.
     monkeypatch.setattr(
@@ -380,7 +380,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), BAD, ids=[b[1] for b in BAD])
-def test_bad_arguments_are_refused_in_words(change: dict[str, Tensor], words: str) -> None:
+def test_bad_arguments_raise_clear_errors(change: dict[str, Tensor], words: str) -> None:
     case = build(Shape([3], [20]))
     names = ("query", "key_cache", "value_cache", "page_table", "lengths", "offsets", "ancestors")
     values = [change.get(n, v) for n, v in zip(names, (*case.cache, case.ancestors), strict=True)]

@@ -177,5 +177,5 @@ def test_a_count_that_specialises_is_seen(compiled: Compiled) -> None:
 
 
 def test_an_argument_that_a_kernel_lacks_is_named() -> None:
-    with pytest.raises(ValueError, match="eager has no arguments vocab; it has numbers, count"):
+    with pytest.raises(ValueError, match="kernel eager: got arguments vocab; expected some of numbers, count"):
         kernel("vocab")(eager.fn)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 # --8<-- [start:visible]
 def visible_slots(ancestor_words: list[int], length: int, count: int) -> list[int]:
-    """Slots of the committed tokens, of the node's ancestors and of the node itself."""
+    """Returns the slots of the committed tokens, of the node's ancestors and of the node itself."""
     nodes = [j for j in range(count) if (ancestor_words[j // 32] >> (j % 32)) & 1]
     return [*range(length), *(length + j for j in nodes)]
 
@@ -38,7 +38,7 @@ def visible_slots(ancestor_words: list[int], length: int, count: int) -> list[in
 
 # --8<-- [start:softmax]
 def softmax(scores: list[float]) -> list[float]:
-    """Three passes over all scores of a node, which are in memory: O(keys)."""
+    """Returns the softmax of all scores of a node, in three passes over O(keys) memory."""
     highest = max(scores)
     weights = [math.exp(score - highest) for score in scores]
     total = sum(weights)
@@ -46,7 +46,7 @@ def softmax(scores: list[float]) -> list[float]:
 
 
 def attend(query: Tensor, keys: list[Tensor], values: list[Tensor], scale: float) -> Tensor:
-    """Attention of a query [D] over the keys and values [D] that it sees."""
+    """Attends from a query [D] to the visible keys and values [D]."""
     weights = softmax([float(query @ key) * scale for key in keys])
     out = torch.zeros_like(query)
     for weight, value in zip(weights, values):
@@ -68,20 +68,20 @@ def tree_attention(
     *,
     scale: float,
 ) -> Tensor:
-    """Attention of packed tree nodes over a paged cache.
+    """Attends from packed tree nodes to a paged cache.
 
     Args:
-        query: [M, H, D].
-        key_cache: [pages, page_size, Hkv, D], of query's dtype; it already holds the keys of the nodes.
-        value_cache: [pages, page_size, Hkv, D].
-        page_table: int32 [B, P], pages of every request in order.
-        lengths: int32 [B], committed tokens.
-        offsets: int32 [B + 1], first node of every request.
-        ancestors: int32 [M, W] of `specdec_kernels.tree_plan`. A node is among its own ancestors.
+        query: Queries, [M, H, D].
+        key_cache: Keys, [pages, page_size, Hkv, D], dtype of `query`. The keys of the nodes are already stored.
+        value_cache: Values, [pages, page_size, Hkv, D], dtype of `query`.
+        page_table: Pages of every request in order, int32 [B, P].
+        lengths: Committed tokens of every request, int32 [B].
+        offsets: First node of every request, int32 [B + 1].
+        ancestors: Ancestor words of `specdec_kernels.tree_plan`, int32 [M, W]. A node is among its own ancestors.
         scale: Factor of the scores.
 
     Returns:
-        [M, H, D]; zeros for nodes behind the last request.
+        Output, [M, H, D]; zeros for nodes after the last request.
     """
     page_size, kv_heads = key_cache.shape[1:3]
     group = query.shape[1] // kv_heads
@@ -99,6 +99,7 @@ def tree_attention(
 
 
 def main() -> None:
+    """Prints the scores and weights of one node, then the difference to the reference operator."""
     batch = worked_example.small()
     length, count, node = 3, 5, 4
     slots = visible_slots(batch.ancestors[node].tolist(), length, count)
@@ -116,6 +117,7 @@ def main() -> None:
 
 
 def reference(*batch: Tensor, scale: float) -> Tensor:
+    """Runs the reference operator with the signature of a step."""
     return worked_example.operator(worked_example.Batch(*batch))
 
 

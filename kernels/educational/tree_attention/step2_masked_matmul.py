@@ -1,7 +1,7 @@
 """Step 2: one masked matrix product per request.
 
 The loops over nodes, heads and keys become two matrix products. Keys that a node does not see get a score of -inf, so
-the products also compute scores that nobody needs. The whole matrix of scores lies in memory.
+the products also compute unused scores. The whole matrix of scores is in memory.
 
 Shapes:
     N  nodes of one request          L  its keys: committed tokens and nodes
@@ -21,7 +21,7 @@ from torch import Tensor
 
 # --8<-- [start:mask]
 def tree_mask(ancestors: Tensor, length: int) -> Tensor:
-    """Whether a node sees a key: bool [N, length + N], from ancestor words [N, W]."""
+    """Returns whether each node sees each key, bool [N, length + N], from ancestor words [N, W]."""
     count = ancestors.shape[0]
     node = torch.arange(count, device=ancestors.device)
     bits = (ancestors[:, node // 32] >> (node % 32)) & 1
@@ -33,14 +33,14 @@ def tree_mask(ancestors: Tensor, length: int) -> Tensor:
 
 
 def gather(cache: Tensor, pages: Tensor, slots: Tensor) -> Tensor:
-    """Copies slots of one request out of its pages: [len(slots), Hkv, D]."""
+    """Copies slots of one request from its pages, [len(slots), Hkv, D]."""
     page_size = cache.shape[1]
     return cache[pages[slots // page_size].long(), slots % page_size]
 
 
 # --8<-- [start:attend]
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention of the nodes of one request: [N, H, D]."""
+    """Attends from the nodes of one request, [N, H, D]."""
     grouped = query.unflatten(1, (key.shape[1], -1))  # heads that share keys, side by side
     scores = torch.einsum("nkgd,lkd->kngl", grouped * scale, key)
     weights = scores.masked_fill(~mask[:, None, :], float("-inf")).softmax(dim=-1)
@@ -75,6 +75,7 @@ def tree_attention(
 
 
 def main() -> None:
+    """Prints the mask of the small example, then the difference to step 1."""
     batch = worked_example.small()
     print("mask: one line per node, 3 committed tokens, then nodes 0 .. 4")
     for node, line in enumerate(tree_mask(batch.ancestors, 3).int().tolist()):

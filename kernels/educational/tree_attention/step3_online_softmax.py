@@ -1,8 +1,8 @@
 """Step 3: online softmax over tiles of keys.
 
 The matrix of scores never exists. A tile of keys is loaded, scored and added to three running numbers per node and
-head: the highest score so far (m), the sum of exp(score - m), and the sum of exp(score - m) * value. When a tile brings
-a higher score, what was summed before shrinks by exp(old m - new m).
+head: the highest score so far (m), the sum of exp(score - m), and the sum of exp(score - m) * value. If a tile has a
+higher score, both sums are first scaled by exp(old m - new m).
 
 Shapes:
     N  nodes of one request        T  keys of a tile
@@ -29,7 +29,7 @@ BLOCK_N = 64
 
 
 class Running(NamedTuple):
-    """What has been seen of the keys so far."""
+    """Running numbers over the keys so far."""
 
     running_max: Tensor
     running_sum: Tensor
@@ -56,7 +56,7 @@ def update(state: Running, scores: Tensor, value: Tensor) -> Running:
 def tiles(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, pages: Tensor, mask: Tensor, scale: float, block_n: int
 ) -> Iterator[Running]:
-    """The running numbers after every tile of one request. query [N, H, D], pages [P], mask [N, L]."""
+    """Yields the running numbers after every tile of one request. query [N, H, D], pages [P], mask [N, L]."""
     grouped = query.unflatten(1, (key_cache.shape[2], -1)) * scale
     shape = (grouped.shape[1], grouped.shape[0], grouped.shape[2])
     state = Running(
@@ -96,6 +96,7 @@ def tree_attention(
 
 
 def main() -> None:
+    """Prints the running numbers of one node after each tile, then the difference to step 2."""
     batch = worked_example.small()
     mask = tree_mask(batch.ancestors, 3)
     scale = worked_example.scale_of(batch)

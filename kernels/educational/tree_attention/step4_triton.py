@@ -160,6 +160,7 @@ def tree_attention(
 
 
 def main() -> None:
+    """Prints the grid of the ragged batch, then the difference to step 3."""
     worked_example.interpret_without_gpu()
     batch = worked_example.ragged()
     grid = blocks_of(batch.offsets), batch.query.shape[1], len(batch.lengths)

@@ -109,11 +109,14 @@ def combine_kernel(
 
 # --8<-- [start:choose]
 def choose_pieces(programs: int, most_keys: int) -> int:
-    """Pieces that fill the GPU about twice, of four tiles or more each.
+    """Chooses a number of pieces that fills the GPU about twice, with at least four tiles each.
 
     Args:
-        programs: Programs of step 4.
-        most_keys: Slots that the page table has for a request: known without asking the device for lengths.
+        programs: Number of programs of step 4.
+        most_keys: Slots per row of the page table. The host knows it without reading lengths from the device.
+
+    Returns:
+        The number of pieces.
     """
     return max(1, min(2 * PROCESSORS // programs, most_keys // (4 * BLOCK_N), MOST_PIECES))
 
@@ -173,6 +176,7 @@ def three_pieces(*batch: Tensor, scale: float) -> Tensor:
 
 
 def main() -> None:
+    """Prints the partial results of one node, then the difference to step 4."""
     worked_example.interpret_without_gpu()
     batch = worked_example.to(worked_example.ragged(), worked_example.triton_device())
     part, part_lse = attend(*batch, scale=worked_example.scale_of(batch), pieces=3)

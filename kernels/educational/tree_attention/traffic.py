@@ -34,15 +34,17 @@ class Request:
 
     @property
     def nodes(self) -> int:
+        """Number of nodes."""
         return len(self.parents)
 
     @property
     def keys(self) -> int:
+        """Number of keys: committed tokens and nodes."""
         return self.length + self.nodes
 
     @property
     def visible(self) -> int:
-        """Keys that nodes see, summed over the nodes."""
+        """Number of visible keys, summed over the nodes."""
         depth: list[int] = []
         for parent in self.parents:
             depth.append(depth[parent] + 1 if depth else 0)
@@ -55,11 +57,11 @@ class Cost:
 
     Attributes:
         step: Name of the step.
-        cache_bytes: Keys and values that are loaded from the cache.
-        scratch_bytes: Intermediate results that are written to memory, and read again.
-        flops: Of both matrix products, padding included.
-        programs: Run side by side; 0 where PyTorch decides.
-        tiles: Of the longest program; 0 where there are none.
+        cache_bytes: Bytes of keys and values loaded from the cache.
+        scratch_bytes: Bytes of intermediate results written to memory and read again.
+        flops: FLOPs of both matrix products with padding.
+        programs: Number of parallel programs; 0 if PyTorch decides.
+        tiles: Tiles of the longest program; 0 if there are none.
     """
 
     step: str
@@ -71,30 +73,36 @@ class Cost:
 
 
 def ceil(amount: int, size: int) -> int:
-    """Blocks of `size` that hold `amount`."""
+    """Returns the number of blocks of `size` that hold `amount`."""
     return -(-amount // size)
 
 
 def pair_bytes(batch: Sequence[Request]) -> int:
-    """Bytes of one key and one value of one head."""
+    """Returns the bytes of one key and one value of one head."""
     return 2 * batch[0].width * batch[0].itemsize
 
 
 def tile_flops(block_m: int, block_n: int, width: int) -> int:
-    """FLOPs of both matrix products of a tile; the width is padded to a power of two."""
+    """Returns the FLOPs of both matrix products of a tile, with the width padded to a power of two."""
     return 4 * block_m * block_n * max(16, 1 << (width - 1).bit_length())
 
 
 # --8<-- [start:pytorch]
 def loop(batch: Sequence[Request]) -> Cost:
-    """Every visible pair of node and key loads a key and a value, for every query head."""
+    """Computes the cost of step 1: every visible pair of node and key loads a key and a value per query head."""
     pairs = sum(r.heads * r.visible for r in batch)
     return Cost("1 loop", pair_bytes(batch) * pairs, 0, 4 * batch[0].width * pairs)
 
 
 def masked_matmul(batch: Sequence[Request]) -> Cost:
-    """Keys and values are copied once. The first product writes the scores, mask and softmax read and write them, and
-    the second product reads them: six passes."""
+    """Computes the cost of step 2. Keys and values are copied once.
+
+    Scores take six passes: the first product writes them, mask and softmax read and write them, and the second product
+    reads them.
+
+    Returns:
+        The cost.
+    """
     cache = pair_bytes(batch) * sum(r.kv_heads * r.keys for r in batch)
     scores = sum(r.heads * r.nodes * r.keys for r in batch)
     copies = 2 * cache
@@ -102,7 +110,7 @@ def masked_matmul(batch: Sequence[Request]) -> Cost:
 
 
 def online_softmax(batch: Sequence[Request]) -> Cost:
-    """Keys and values are loaded once; everything that is made of a tile is small enough for caches or registers."""
+    """Computes the cost of step 3: keys and values are loaded once, and tile results fit in caches or registers."""
     return replace(masked_matmul(batch), step="3 online softmax", scratch_bytes=0)
 
 
@@ -111,7 +119,7 @@ def online_softmax(batch: Sequence[Request]) -> Cost:
 
 # --8<-- [start:triton]
 def triton_kernel(batch: Sequence[Request]) -> Cost:
-    """Every block of nodes and every query head loads all keys of its request; blocks and tiles are padded."""
+    """Computes the cost of step 4: every block of nodes and query head loads all keys of its request, with padding."""
     blocks = [(ceil(r.nodes, BLOCK_M) * r.heads, r) for r in batch]
     cache = pair_bytes(batch) * sum(count * r.keys for count, r in blocks)
     tiles = sum(count * ceil(r.keys, BLOCK_N) for count, r in blocks)
@@ -121,7 +129,7 @@ def triton_kernel(batch: Sequence[Request]) -> Cost:
 
 
 def split_k(batch: Sequence[Request], pieces: int | None = None) -> Cost:
-    """As many loads as in step 4; means and log-sums of all pieces are written and read, in float32."""
+    """Computes the cost of step 5: the loads of step 4, and float32 means and log-sums of all pieces."""
     whole = triton_kernel(batch)
     if pieces is None:
         grid = max(ceil(r.nodes, BLOCK_M) for r in batch) * batch[0].heads * len(batch)
@@ -144,9 +152,10 @@ class Block:
 
 
 def packed(batch: Sequence[Request]) -> tuple[Any, list[Block]]:
-    """Configuration of the shipped kernel, and the blocks that it makes of a batch.
+    """Splits a batch into the blocks of the shipped kernel. A block ends at its last visible key.
 
-    A block ends at the last key that a node of it may see.
+    Returns:
+        The configuration of the kernel, and the blocks.
     """
     from specdec_kernels.ops.tree_attention import config
 
@@ -171,7 +180,7 @@ def _shipped(step: str, batch: Sequence[Request], scratch: int, programs: int, l
 
 
 def shipped_pieces(batch: Sequence[Request]) -> Cost:
-    """The shipped kernel without a plan: split-K over packed rows."""
+    """Computes the cost of the shipped kernel without a plan: split-K over packed rows."""
     from specdec_kernels.ops.tree_attention import config as configs
     from specdec_kernels.ops.tree_attention import plan
 
@@ -181,16 +190,19 @@ def shipped_pieces(batch: Sequence[Request]) -> Cost:
     pieces = configs.choose_pieces(grid, max(r.keys for r in batch), config)
     scratch = 0
     for block in blocks if pieces > 1 else ():
-        filled = ceil(block.tiles, ceil(block.tiles, pieces))  # the others write the log of their sum, and no mean
+        filled = ceil(block.tiles, ceil(block.tiles, pieces))  # other pieces write the log of their sum, but no mean
         scratch += 2 * 4 * first.kv_heads * block.rows * (pieces + filled * first.width)
     longest = max(ceil(block.tiles, pieces) for block in blocks)
     return _shipped("shipped, pieces", batch, scratch, len(blocks) * first.kv_heads * pieces, longest)
 
 
 def shipped_plan(batch: Sequence[Request]) -> Cost:
-    """The shipped kernel with a plan: a fixed grid, whose programs take equal shares of the tiles of all blocks.
+    """Computes the cost of the shipped kernel with a plan: a fixed grid with equal shares of the tiles of all blocks.
 
-    Scratch is what parts need whose rows see a key of them; others write no mean.
+    Scratch holds the parts with visible keys; other parts write no mean.
+
+    Returns:
+        The cost.
     """
     from specdec_kernels.ops.tree_attention import config as configs
     from specdec_kernels.ops.tree_attention import plan
@@ -213,7 +225,7 @@ LADDER = (loop, masked_matmul, online_softmax, triton_kernel, split_k, shipped_p
 
 
 def table(batch: Sequence[Request]) -> str:
-    """Markdown table of all steps."""
+    """Returns the Markdown table of all steps."""
     lines = ["| step | cache read, MB | scratch, MB | MFLOP | programs | tiles of the longest program |"]
     lines += ["|---|--:|--:|--:|--:|--:|"]
     for cost in (step(batch) for step in LADDER):
@@ -234,6 +246,7 @@ EXAMPLES = {
 
 
 def main() -> None:
+    """Prints the cost tables of all examples."""
     for title, batch in EXAMPLES.items():
         print(f"{title}:\n\n{table(batch)}\n")
 

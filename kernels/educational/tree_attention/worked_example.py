@@ -1,4 +1,4 @@
-"""Batches that every step of the ladder runs on, and the report that every step prints.
+"""Example batches of all steps, and the report that every step prints.
 
 Tests: tests/kernels/test_educational.py.
 """
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
 
 def fill(*shape: int, dtype: torch.dtype, step: int) -> Tensor:
-    """Numbers between -1.4 and 1.4 that are the same on every machine and in every version of torch."""
+    """Returns numbers between -1.4 and 1.4, which do not depend on the machine or the version of torch."""
     count = torch.Size(shape).numel()
     return ((torch.arange(count) * step % 23 - 11) / 8).reshape(shape).to(dtype)
 
@@ -48,17 +48,17 @@ def pack(
     """Packs one tree per request, over a paged cache whose pages are out of order.
 
     Args:
-        trees: Parents of the nodes of every request; -1 is the root's, and an empty list is a request without nodes.
+        trees: Parents of the nodes of every request, -1 for the root. A request without nodes has an empty list.
         lengths: Committed tokens of every request.
         heads: Query heads.
         kv_heads: Key/value heads, which divide `heads`.
         width: Width of a head.
         page_size: Slots of a page.
-        dtype: Of queries and caches.
-        tail: Nodes behind the last request, which belong to none. Captured steps have such nodes.
+        dtype: Data type of queries and caches.
+        tail: Nodes after the last request, which belong to none. CUDA-graph steps have such nodes.
 
     Returns:
-        The batch. Keys and values of the nodes are already in the cache, as the operator `kv_stage` leaves them.
+        The batch. As after the operator `kv_stage`, the cache holds keys and values of the nodes.
     """
     counts = [len(tree) for tree in trees]
     nodes, columns = sum(counts) + tail, -(-max(map(sum, zip(lengths, counts))) // page_size)
@@ -93,7 +93,7 @@ def small() -> Batch:
 
 
 def binary_tree(nodes: int) -> list[int]:
-    """Parents of a complete binary tree in level order."""
+    """Returns the parents of a complete binary tree in level order."""
     return [(node + 1) // 2 - 1 for node in range(nodes)]
 
 
@@ -104,17 +104,17 @@ def ragged() -> Batch:
 
 
 def to(batch: Batch, device: str) -> Batch:
-    """The batch on a device."""
+    """Returns the batch on a device."""
     return Batch(*(each.to(device) for each in batch))
 
 
 def scale_of(batch: Batch) -> float:
-    """Factor of the scores."""
+    """Returns the factor of the scores."""
     return float(batch.query.shape[-1] ** -0.5)
 
 
 def operator(batch: Batch) -> Tensor:
-    """The reference operator of specdec_kernels."""
+    """Runs the reference operator of specdec_kernels."""
     with specdec_kernels.use_backend(tree_attention="reference"):
         result: Tensor = specdec_kernels.tree_attention(*batch, scale=scale_of(batch))
     return result
@@ -129,12 +129,12 @@ def report(name: str, before: Callable[..., Tensor], after: Callable[..., Tensor
 
 
 def interpret_without_gpu() -> None:
-    """Starts this program again in Triton's interpreter if there is no GPU: Triton reads the variable once."""
+    """Restarts this program in Triton's interpreter if there is no GPU. Triton reads the variable once per process."""
     if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"TRITON_INTERPRET": "1"})
 
 
 def triton_device() -> str:
-    """Where the Triton steps run: a GPU, or the CPU in the interpreter."""
+    """Returns the device of the Triton steps: a GPU, or the CPU in the interpreter."""
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,6 +1,6 @@
 """Argument checks that the operators share.
 
-Every message says what was got, what was expected and what to do.
+Every message names the value, the expected value and the remedy.
 Tests: tests/kernels/test_boundaries.py.
 """
 

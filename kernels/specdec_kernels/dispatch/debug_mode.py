@@ -5,7 +5,7 @@ They cover calls of the operators, and those calls of torch.ops.specdec that Tri
 programs. They do not cover what CUDA C++ serves under torch.ops.specdec (kv_stage and commits, where it is built),
 because no Python runs there.
 
-On every device, rows of probabilities in place of logits are warned about: an operator would take them in silence.
+On every device, operators warn about rows of probabilities in place of logits, which they would accept silently.
 Tests: tests/interpreter/test_debug_mode.py, tests/kernels/test_probabilities_for_logits.py.
 """
 
@@ -52,7 +52,7 @@ def with_data_check(run: Callable[..., Any], check_data: Callable[..., Any]) -> 
 
 
 def are_probabilities(logits: object) -> bool:
-    """Whether a value has rows that can hardly be anything but probabilities: all within [0, 1], sums of 1."""
+    """Returns whether all rows of a value look like probabilities: numbers within [0, 1] with a sum of 1."""
     if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point() or logits.numel() == 0:
         return False
     rows = logits.float()
@@ -61,12 +61,15 @@ def are_probabilities(logits: object) -> bool:
 
 
 def with_logits_check(op: str, reference: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    """A backend that first warns about probabilities in place of logits; the backend itself where none are taken.
+    """Makes a backend warn about probabilities in place of logits.
 
     Args:
         op: Name of the operator.
-        reference: Its reference, which names the parameters: logits, or distributions, whose first part they are.
-        run: The backend.
+        reference: Reference of the operator, which names the parameters: logits, or distributions that contain them.
+        run: Callable of the backend.
+
+    Returns:
+        The callable with the check, or `run` itself if the operator takes no logits.
     """
     names = list(signature(reference).parameters)
     watched_names = [name for name in names if name in ("logits", "target", "draft")]
@@ -75,9 +78,9 @@ def with_logits_check(op: str, reference: Callable[..., Any], run: Callable[...,
 
     @wraps(run)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(names, args)) | kwargs
+        arguments = dict(zip(names, args)) | kwargs
         for name in () if is_capturing() else watched_names:
-            value = given.get(name)
+            value = arguments.get(name)
             logits = value[0] if isinstance(value, (tuple, list)) and value else value
             if are_probabilities(logits):
                 warnings.warn(

@@ -27,7 +27,7 @@ def gpu_unavailable_reason() -> str | None:
     reason = "torch sees none"
     try:
         torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:  # a driver that is missing or too old, in torch's words
+    except (RuntimeError, AssertionError) as error:  # torch says whether the driver is missing or too old
         reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
     built = f"CUDA {torch.version.cuda}" if torch.version.hip is None else f"ROCm {torch.version.hip}"
     return f"no CUDA device: {reason} (torch is built for {built}); operators run on the CPU"
@@ -75,9 +75,16 @@ def why_not_on_device(kind: str, args: Iterable[Any]) -> str | None:
 
 
 def check_one_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
-    """Raises ValueError if tensors of a call are on several devices, also inside tuples and dataclasses.
+    """Checks that all tensors of a call are on one device, also those inside tuples and dataclasses.
 
-    A kernel would follow an address of another device. Caller-owned memory (out, workspace) is checked elsewhere.
+    A kernel would read an address of another device. Caller-owned memory (out, workspace) is checked elsewhere.
+
+    Args:
+        op: Name of the operator, for the message.
+        named: Names and values of the arguments.
+
+    Raises:
+        ValueError: If tensors are on several devices.
     """
     first = like = None
     for name, value in named:
@@ -103,7 +110,7 @@ def check_one_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
 
 @cache
 def require_one_device(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a launch that refuses tensors on several devices.
+    """Makes a launch refuse tensors on several devices.
 
     The kernels themselves run on the GPU of their tensors (`triton_shared/device_guard.py`).
 
@@ -111,7 +118,7 @@ def require_one_device(launch: Callable[..., Any]) -> Callable[..., Any]:
         launch: Function of an operator's `launch.py`.
 
     Returns:
-        The launch. It raises ValueError if its tensors are on several devices.
+        The launch, which raises ValueError if its tensors are on several devices.
     """
     names, op = launch.__code__.co_varnames, launch.__name__
 

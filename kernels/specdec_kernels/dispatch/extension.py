@@ -1,4 +1,4 @@
-"""The compiled extensions: loaded on first use, with a reason in words if one is unavailable."""
+"""The compiled extensions: they are loaded on first use, and an unavailable one has a reason as text."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ def cpu_backend(
         load: Returns the callable.
         why_not: Returns why the backend cannot serve a call, or None.
         name: Name of the backend.
-        op: Name of its operator in torch.ops.specdec. An extension that was built from older sources may lack it.
+        op: Name of its operator in torch.ops.specdec. An extension built from older sources may lack it.
+
+    Returns:
+        The backend.
     """
 
     def find_missing_operator() -> str | None:
@@ -83,7 +86,7 @@ def cpu_backend(
             return f"extension specdec_kernels._C is older than operator {op}; {REMEDY}"
         return reason
 
-    # the same call serves tensors on a GPU where a Triton kernel is registered for them
+    # the same call serves tensors on a GPU if a Triton kernel is registered
     graph = {"cpu": name} | ({"cuda": "triton"} if op in torch_ops.LAUNCHES else {})
     return Backend(name, load, _require_device("cpu", why_not), find_missing_operator, graph_devices=graph)
 

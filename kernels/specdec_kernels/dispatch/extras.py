@@ -1,8 +1,8 @@
-"""The hint that a message gives if a package of an extra is missing. Tests: tests/architecture/test_build.py."""
+"""Installation hints for missing packages of an extra. Tests: tests/architecture/test_build.py."""
 
 from __future__ import annotations
 
 
 def install_hint(extra: str) -> str:
-    """Returns the command that installs an extra, as the README gives it."""
+    """Returns the command that installs an extra, as in the README."""
     return f"run `pip install -e '.[{extra}]'` in the checkout"

@@ -92,9 +92,14 @@ class Explanation(NamedTuple):
 
 
 def first_tensor_key(*args: Any, **kwargs: Any) -> Hashable:
-    """Default signature of a call: device and dtype of its first tensor.
+    """Computes the default signature of a call: device and dtype of its first tensor.
 
-    A call without positional arguments has the devices and dtypes of all its tensors as signature.
+    Args:
+        *args: Positional arguments of the call.
+        **kwargs: Keyword arguments of the call.
+
+    Returns:
+        The signature. Without positional arguments it contains name, device and dtype of every tensor.
     """
     if not args:  # the order of keyword arguments carries no meaning
         return tuple((name, t.device, t.dtype) for name, t in sorted(kwargs.items()) if isinstance(t, torch.Tensor))
@@ -160,6 +165,7 @@ class Op:
         OPS[name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the operator on the selected backend. Parameters and results are those of the reference."""
         if is_compiling():
             return self._call_traced(*args, **kwargs)
         if self._takes_memory and not _MEMORY_ARGUMENTS.isdisjoint(kwargs):
@@ -167,7 +173,7 @@ class Op:
         self.last_backend, run = self._select_backend(args, kwargs)
         try:
             return run(*args, **kwargs)
-        except RuntimeError as error:  # torch 2.15 no longer tells C++'s invalid_argument from other exceptions
+        except RuntimeError as error:  # torch 2.15 raises the same type for every C++ exception
             if str(error).startswith(self.name):
                 raise ValueError(str(error)) from None
             raise
@@ -352,7 +358,10 @@ def explain(op: Op | str | None = None, *args: Any, **kwargs: Any) -> str:
     Args:
         op: An operator or its name; None for all operators.
         *args: Arguments of a call to explain exactly.
-        **kwargs: Its keyword arguments.
+        **kwargs: Keyword arguments of that call.
+
+    Returns:
+        The table, one line per operator and backend.
 
     Raises:
         ValueError: If the name is unknown.

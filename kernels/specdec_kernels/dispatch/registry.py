@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .operator import Op
 
 OPS: dict[str, Op] = {}
-"""Operator by name. An `Op` enters itself when it is made."""
+"""Operators by name. The constructor of `Op` adds each of them."""
 
 
 def unknown_operator(subject: str, got: str) -> str:

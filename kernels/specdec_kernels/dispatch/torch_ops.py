@@ -25,6 +25,7 @@ from .registry import OPS
 @lru_cache(maxsize=64)
 def _find_launch(place: str) -> Callable[..., Any]:
     folder, _, name = place.partition(":")
+    """Imports a launch given as "operator" or "operator:function", with its checks."""
     found: Callable[..., Any] = getattr(import_module(f"specdec_kernels.ops.{folder}.launch"), name or folder)
     return OPS[found.__name__].with_data_check(require_one_device(found))
 
@@ -50,9 +51,8 @@ def _tree_plan(parents: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
     from ..ops.tree_plan.launch import why_not
     from ..ops.tree_plan.reference import tree_plan as reference
 
-    run = (
-        reference if why_not(parents, offsets) else _find_launch("tree_plan")
-    )  # the schema has no bound on the nodes of a tree
+    # the schema has no bound on the nodes of a tree, so the kernel may not fit
+    run = reference if why_not(parents, offsets) else _find_launch("tree_plan")
     return _plan_tensors(run(parents, offsets))
 
 
@@ -148,7 +148,7 @@ def _find_table(caches: Sequence[Tensor]) -> Any:
         known = _CAPTURED.get(key)
     if known is None and capturing:
         tables = [*_CAPTURED.items(), *_TABLES.items()]
-        known = next((table for (said, _), table in tables if said == layout), None)
+        known = next((table for (other_layout, _), table in tables if other_layout == layout), None)
     if known is None:
         known = CacheTable(caches).holding(())
     _TABLES[key] = known
@@ -164,6 +164,7 @@ def _kv_commit(caches: Sequence[Tensor], *args: Any) -> None:
 
 
 _PLANS: ContextVar[dict[Any, Any] | None] = ContextVar("plans of the attention of a pass", default=None)
+"""Plans of the attention calls of the current forward pass; None outside of `share_attention_plans`."""
 
 
 @contextmanager

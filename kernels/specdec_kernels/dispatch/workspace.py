@@ -25,6 +25,9 @@ def declare_scratch(sizes: Callable[..., list[TensorSpec]]) -> Callable[[Callabl
 
     Args:
         sizes: Takes the arguments of the launch. Returns shape and dtype of each scratch tensor.
+
+    Returns:
+        A decorator for the launch.
     """
 
     def mark(launch: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Launch configurations of Triton kernels, as they are compiled ahead of time.
+"""Launch configurations of Triton kernels for compilation ahead of time.
 
 Tests: tests/machine_code/test_machine_code.py.
 """
@@ -14,21 +14,21 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel with one launch configuration, as it is compiled.
+    """One kernel with one launch configuration.
 
     Attributes:
-        name: "operator/what is special".
+        name: "operator/configuration".
         kernel: "module:function" below specdec_kernels.ops.
         arguments: Triton types of the arguments that are not constants, in any order: "*bf16" (a pointer to 16-byte
-            aligned memory), "*u8:1" (unaligned), "i32" or "i32:16" (an integer that 16 divides), "fp32". Hints count
-            for arguments that the kernel specialises, as in a launch.
+            aligned memory), "*u8:1" (unaligned), "i32" or "i32:16" (an integer that 16 divides), "fp32". Hints
+            apply to arguments that the kernel specialises, as in a launch.
         constants: Values of the constexpr arguments.
         warps: Launch option num_warps.
         stages: Launch option num_stages.
-        everyday: Architectures it is compiled for in every test run; `make kernels-full` compiles all variants for all.
-        architectures: Architectures it exists for.
+        everyday: Architectures to compile in every test run. `make kernels-full` compiles all.
+        architectures: All architectures of the variant.
         fusion: Whether a * b + c may become one instruction.
-        most_registers: Launch option maxnreg. It also keeps ptxas from choosing fewer registers and spilling.
+        most_registers: Launch option maxnreg. It also prevents ptxas from using fewer registers and spilling.
     """
 
     name: str
@@ -50,7 +50,7 @@ def size_type(unaligned: bool) -> str:
         unaligned: Whether the variant stands for integers that 16 does not divide.
 
     Returns:
-        "i32" for those, else "i32:16": Triton may then assume that 16 divides the integer. Both are entries of
-        `Variant.arguments`.
+        A type for `Variant.arguments`: "i32" if unaligned. Otherwise "i32:16", and Triton may assume that 16 divides
+        the integer.
     """
     return "i32" if unaligned else "i32:16"

@@ -1,8 +1,8 @@
 """Triton kernels that run on the GPU of their tensors, on its current stream.
 
-Triton launches on the current device. Kernels of this package are launched by operators, by other launches, by
-torch.ops.specdec and by measurements. So the kernel itself selects its device: every launch makes one comparison, and
-the current device changes only if needed.
+Triton launches on the current device. Operators, other launches, torch.ops.specdec and benchmarks launch kernels of
+this package. So the kernel itself selects its device. Every launch makes one comparison, and the current device changes
+only if needed.
 
 Tests: tests/launch/test_devices.py.
 """
@@ -40,7 +40,7 @@ class DeviceKernel(JITFunction):
         Returns:
             Triton's compiled kernel.
         """
-        kwargs.setdefault("enable_fp_fusion", True)  # the default differs between versions of Triton, and bits with it
+        kwargs.setdefault("enable_fp_fusion", True)  # versions of Triton differ in the default, which changes bits
         device = device_of(args)
         if device < 0 or device == torch.cuda.current_device():
             return super().run(*args, grid=grid, warmup=warmup, **kwargs)

@@ -1,8 +1,8 @@
-"""Masses of tokens as float64 inside Triton kernels, without a product of float64.
+"""Masses of tokens in float64 inside Triton kernels, without float64 multiplications.
 
-Most GPUs compute float64 at a sixty-fourth of the speed of float32. Here an exponential is computed in pairs of float32
-whose sum is the number, with a relative error of about 2^-45. Integers then set the bits of the float64. Masses are
-summed by float64 additions.
+Most GPUs compute float64 at a sixty-fourth of the speed of float32. Here an exponential is the sum of a pair of float32
+numbers, with a relative error of about 2^-45. Integer operations then set the bits of the float64. Masses are summed by
+float64 additions.
 
 Compile kernels that call these functions with ``enable_fp_fusion=False``: a fused multiply-add in place of a product
 and a sum would change the errors that pairs carry.
@@ -19,7 +19,7 @@ from .triton_backend import INTERPRETED
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 _LOG2_E, _NEAREST = tl.constexpr(1.4426950216293335), tl.constexpr(12582912.0)
-# log 2 in three parts; a number of ten bits times the first or the second is exact
+# log 2 in three parts; the product of a ten-bit number and the first or second part is exact
 _LN2_1 = tl.constexpr(0.69317626953125)
 _LN2_2 = tl.constexpr(-2.9090791940689087e-05)
 _LN2_3 = tl.constexpr(1.820636014021829e-09)
@@ -32,13 +32,13 @@ _C7, _C8 = tl.constexpr(0.0001984127011382952), tl.constexpr(2.4801587642286904e
 _C9, _C10 = tl.constexpr(2.755731884462875e-06), tl.constexpr(2.755731998149713e-07)
 _C11 = tl.constexpr(2.5052107943679403e-08)
 _LEAST = tl.constexpr(-700.0)
-"""Exponents below it give no mass."""
+"""Smaller exponents give no mass."""
 
 
 @triton.jit
 def fused_multiply_add(x, y, z):
-    """x * y + z, rounded once."""
-    if _INTERPRETED:  # its own tl.fma rounds twice
+    """Returns x * y + z, rounded once."""
+    if _INTERPRETED:  # tl.fma of the interpreter rounds twice
         return (x.to(tl.float64) * y + z).to(tl.float32)
     else:
         return tl.fma(x, y, z)
@@ -46,7 +46,7 @@ def fused_multiply_add(x, y, z):
 
 @triton.jit
 def two_sum(x, y):
-    """(sum, rounding error) of two float32."""
+    """Returns sum and rounding error of two float32."""
     total = x + y
     other = total - x
     return total, (x - (total - other)) + (y - other)
@@ -54,7 +54,7 @@ def two_sum(x, y):
 
 @triton.jit
 def multiply_add_pair(high, low, r, c, d):
-    """(high + low) * r + (c + d) as a pair, of which c is the largest by far."""
+    """Returns (high + low) * r + (c + d) as a pair. c must be much larger than the other terms."""
     product = high * r
     rest = fused_multiply_add(high, r, -product)
     rest = fused_multiply_add(low, r, rest)
@@ -64,9 +64,10 @@ def multiply_add_pair(high, low, r, c, d):
 
 @triton.jit
 def exp_difference(level, top):
-    """exp(level - top) in float64 for float32 tensors or numbers, level <= top.
+    """Computes exp(level - top) of float32 tensors or numbers, level <= top.
 
-    1 where they are equal; 0 for a level that is NaN, -inf or 700 or more below.
+    Returns:
+        The exponential in float64: 1 if both are equal; 0 for a level that is NaN, -inf, or at least 700 below `top`.
     """
     exponent, error = two_sum(level, -top)
     within = exponent > _LEAST

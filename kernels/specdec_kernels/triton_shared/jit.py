@@ -1,4 +1,4 @@
-"""Triton kernels whose compilation does not depend on numbers that vary while serving.
+"""Triton kernels whose compilation does not depend on numbers that vary during serving.
 
 Tests: tests/machine_code/test_specialisation.py.
 """
@@ -17,24 +17,26 @@ from .device_guard import on_own_device
 def kernel(*specialised: str) -> Callable[[Callable[..., Any]], Any]:
     """Applies `triton.jit` to a kernel whose compilation depends only on the named arguments and on constants.
 
-    Triton by default compiles a kernel anew for every combination of integers that are 1, or divisible by 16, and of
-    pointers that are aligned to 16 bytes. Counts of rows, nodes or pages, and views into larger tensors, change these
-    from call to call, and each change costs seconds in the middle of serving.
+    By default, Triton recompiles a kernel for every combination of integers that are 1 or divisible by 16, and of
+    pointers aligned to 16 bytes. Numbers of rows, nodes or pages and views into larger tensors change these properties
+    between calls. Each change costs seconds during serving.
 
     Args:
         specialised: Pointers whose alignment wide loads and stores need, and integers that a model fixes, such as the
             vocabulary and row strides.
 
     Returns:
-        The decorator. It raises ValueError if the kernel has no argument of a given name.
+        The decorator, which raises ValueError if the kernel lacks one of the arguments.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        given = inspect.signature(function).parameters
-        names = [name for name, each in given.items() if "constexpr" not in str(each.annotation)]
+        parameters = inspect.signature(function).parameters
+        names = [name for name, each in parameters.items() if "constexpr" not in str(each.annotation)]
         unknown = sorted(set(specialised) - set(names))
         if unknown:
-            raise ValueError(f"{function.__name__} has no arguments {', '.join(unknown)}; it has {', '.join(names)}")
+            raise ValueError(
+                f"kernel {function.__name__}: got arguments {', '.join(unknown)}; expected some of {', '.join(names)}"
+            )
         varying = [name for name in names if name not in specialised]
         return on_own_device(triton.jit(function, do_not_specialize=varying))
 
@@ -42,25 +44,26 @@ def kernel(*specialised: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def unaligned_vocab(vocab: int, *strides: int) -> bool:
-    """Returns whether a mask alone keeps loads of rows from being wide.
+    """Returns whether only the mask prevents wide loads of rows.
 
     This is the case if 16 divides a row stride, but not the vocabulary. Kernels then mask only the last tile of a row.
-    Rows that do not begin at multiples of 16 have narrow loads anyway.
+    Rows that do not begin at multiples of 16 have narrow loads in any case.
 
     Args:
         vocab: Entries of a row.
         strides: Row strides of the matrices that a kernel reads, in elements.
 
     Returns:
-        True if 16 divides one of the strides and not the vocabulary. It is the kernels' constant UNALIGNED.
+        True if 16 divides one of the strides and not the vocabulary: the kernels' constant UNALIGNED.
     """
     return vocab % 16 != 0 and any(stride % 16 == 0 for stride in strides)
 
 
 def lanes_for(count: int, least: int = 32) -> int:
-    """Returns a number of lanes for a count that varies while serving.
+    """Returns a number of lanes for a count that varies during serving.
 
-    Numbers of lanes are constants of a kernel. Few numbers mean few kernels, and lanes without work are masked.
+    The number of lanes is a constant of the kernel. Few different numbers mean few compilations, and unused lanes are
+    masked.
 
     Args:
         count: Rows, trees, words or tokens that the lanes hold.

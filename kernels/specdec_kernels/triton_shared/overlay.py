@@ -18,7 +18,7 @@ NO_LOGIT = tl.constexpr(float("-inf"))
 
 @triton.jit
 def count_bits(word):
-    """Number of set bits of words that are not negative; int32 of any shape."""
+    """Returns the number of set bits of nonnegative words, int32 of any shape."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
@@ -28,7 +28,7 @@ def count_bits(word):
 
 @triton.jit
 def find_replacement(overlay_ptr, ids, wanted, vocab_size, overlay_stride):
-    """(word with the replaced logit of each token, whether the token has one)."""
+    """Returns the word with the replaced logit of each token, and whether the token has one."""
     word_at = (ids >> WORD_SHIFT) * PLANES
     bit = ids & (WORD - 1)
     word = tl.load(overlay_ptr + word_at, mask=wanted, other=0)
@@ -41,10 +41,13 @@ def find_replacement(overlay_ptr, ids, wanted, vocab_size, overlay_stride):
 
 @triton.jit
 def load_tile(row_ptr, ids, inside, num_columns, tile_end, other):
-    """Loads columns `ids` of a row; `other` where not `inside`.
+    """Loads columns `ids` of a row.
 
-    tile_end: the end of consecutive ids. A tile before the last one is then loaded without a mask, in wide loads,
-    whatever `num_columns` is. None: the ids are no tile, or the mask keeps no load narrow.
+    tile_end: end of consecutive ids. All tiles but the last are then loaded without a mask, in wide loads, for any
+    `num_columns`. None if the ids are not consecutive, or if the mask does not prevent wide loads.
+
+    Returns:
+        The values; `other` if not `inside`.
     """
     if tile_end is None:
         found = tl.load(row_ptr + ids, mask=inside, other=other)
@@ -58,7 +61,7 @@ def load_tile(row_ptr, ids, inside, num_columns, tile_end, other):
 
 @triton.jit
 def store_tile(row_ptr, ids, values, inside, num_columns, tile_end):
-    """Stores values to columns `ids` of a row where `inside`. tile_end: see `load_tile`."""
+    """Stores values to columns `ids` of a row if `inside`. tile_end: see `load_tile`."""
     if tile_end is None:
         tl.store(row_ptr + ids, values, mask=inside)
     else:
@@ -70,9 +73,12 @@ def store_tile(row_ptr, ids, values, inside, num_columns, tile_end):
 
 @triton.jit
 def load_logits(logits_ptr, overlay_ptr, overlay_stride, ids, inside, vocab_size, HAS_OVERLAY: tl.constexpr, tile_end):
-    """Logits of tokens `ids` (int32, any shape) of one row, float32; -inf where not `inside`.
+    """Loads the logits of tokens `ids` (int32, any shape) of one row.
 
     HAS_OVERLAY: apply the row of the overlay at `overlay_ptr`. tile_end: see `load_tile`.
+
+    Returns:
+        float32 logits; -inf if not `inside`.
     """
     level = load_tile(logits_ptr, ids, inside, vocab_size, tile_end, NO_LOGIT).to(tl.float32)
     if HAS_OVERLAY:

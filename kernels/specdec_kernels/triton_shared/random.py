@@ -22,7 +22,7 @@ ACCEPT, REPLAY = tl.constexpr(random.ACCEPT), tl.constexpr(random.REPLAY)
 
 @triton.jit
 def logarithm(y):
-    """Natural logarithm of positive normal float32."""
+    """Computes the natural logarithm of positive normal float32."""
     bits = y.to(tl.int32, bitcast=True)
     exponent = (bits - _SQRT_HALF_BITS) >> 23
     f = (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0
@@ -43,7 +43,7 @@ def logarithm(y):
 
 @triton.jit
 def exponential(word):
-    """Standard exponential variate of uint32 words."""
+    """Returns standard exponential variates of uint32 words."""
     x = (word.to(tl.float32) + 0.5) * _INV32
     poly = x * _Q4 + _Q3
     poly = poly * x + _Q2
@@ -56,26 +56,26 @@ def exponential(word):
 
 @triton.jit
 def gumbel(word):
-    """Standard Gumbel variate of uint32 words."""
+    """Returns standard Gumbel variates of uint32 words."""
     return -logarithm(exponential(word))
 
 
 @triton.jit
 def uniform(word):
-    """Uniform variate of uint32 words, strictly inside (0, 1)."""
+    """Returns uniform variates of uint32 words, strictly inside (0, 1)."""
     return ((word >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
 
 
 @triton.jit
 def accept_uniform(seed, position, place):
-    """The keyed uniform draw of a node's acceptance test. place: of the node within its row, int32."""
+    """Returns the keyed uniform variate of a node's acceptance test. place: index of the node in its row, int32."""
     first, _, _, _ = tl.philox(seed, tl.full((), 0, tl.int32), position, place, tl.full((), ACCEPT, tl.int32))
     return uniform(first)
 
 
 @triton.jit
 def gumbel_span(seed, position, index, stream, first, COUNT: tl.constexpr):
-    """Gumbel noise of tokens first .. first + COUNT - 1; `first` and COUNT are multiples of four: float32 [COUNT]."""
+    """Returns Gumbel noise of tokens first .. first + COUNT - 1, both multiples of four; float32 [COUNT]."""
     quads = (first >> 2) + tl.arange(0, COUNT // 4)
     w0, w1, w2, w3 = tl.philox(seed, quads, position, index, tl.full((), stream, tl.int32))
     even, odd = tl.join(gumbel(w0), gumbel(w2)), tl.join(gumbel(w1), gumbel(w3))

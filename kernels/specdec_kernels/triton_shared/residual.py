@@ -1,15 +1,15 @@
-"""Residual distributions inside Triton kernels: a node's distribution after some of its children were rejected.
+"""Residual distributions inside Triton kernels: the distribution of a node after rejections of its children.
 
-No dense residual is stored between passes. A tile of it is made of the target's weights, from which the rejected
-proposals are subtracted one after another. Each needs two numbers (`Rejections`) that earlier passes found. A later
-proposal costs a few more instructions per token instead of a copy of the distribution.
+No dense residual is stored between passes. A kernel computes a tile from the target's weights and subtracts the
+rejected proposals one after another. Each subtraction needs two numbers (`Rejections`) from earlier passes. It costs a
+few instructions per token instead of a copy of the distribution.
 
 Shapes: M nodes, R rows of draft distributions, V = vocab_size, Vd columns of draft logits.
 
 NamedTuples exist inside kernels only. A launch passes flat arguments, and `pack_residual_inputs` packs them at the top
 of each kernel: Triton 3.6 to 3.9 specialise the fields of a NamedTuple argument even if `do_not_specialize` names it,
-so counts and alignments that vary while serving would compile kernels anew. Constants travel apart, in
-`ResidualFlags`: among tensors, Triton turns them into tensors.
+so counts and alignments that vary during serving would recompile kernels. Constants are passed separately in
+`ResidualFlags`, because Triton converts constants among tensors into tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDE = (
     "logits_ptr", "logits_stride", "num_columns", "q_logits_ptr", "q_logits_stride", "q_num_columns",
     "draft_column_ptr", "vocab_size",
 )  # fmt: skip
-"""Arguments that wide loads of whole rows specialise, for `jit.kernel`."""
+"""Arguments that `jit.kernel` must specialise for wide loads of whole rows."""
 DETERMINISTIC, WITHOUT_EARLIER, WITHOUT_DETERMINISTIC = tl.constexpr(0), tl.constexpr(2), tl.constexpr(3)
 
 
@@ -45,7 +45,7 @@ class Distributions(NamedTuple):
 
 
 class ProposalTree(NamedTuple):
-    """Tokens and proposal kinds of packed nodes. Links lead onward, and draft distribution rows exist."""
+    """Tokens and proposal kinds of packed nodes. Links lead to later nodes, and draft distribution rows exist."""
 
     tokens_ptr: Any  # int64 [M]
     next_sibling_ptr: Any  # int32 [M]; not read for chains
@@ -57,24 +57,24 @@ class ProposalTree(NamedTuple):
 class Rejections(NamedTuple):
     """Effect of a node's rejection on the distribution of its parent."""
 
-    applied_ptr: Any  # int32 [M], whether it subtracts anything
+    applied_ptr: Any  # int32 [M], whether the rejection changes the distribution
     p_scale_ptr: Any  # float32 [M], factor of the residual before it
     q_scale_ptr: Any  # float32 [M], factor of its proposal
 
 
 class ResidualFlags(NamedTuple):
-    """Properties that are known when a kernel is compiled. Kernels declare it as tl.constexpr."""
+    """Compile-time properties of the call. Kernels declare them as tl.constexpr."""
 
-    is_chain: Any  # a node has one child at most
+    is_chain: Any  # nodes have at most one child
     has_draft: Any  # there are draft distributions
-    mapped: Any  # draft columns stand for other ids
+    mapped: Any  # draft columns map to other token ids
     has_score_only: Any  # there are score-only nodes
     has_overlay: Any  # the target's logits have an overlay
     unaligned: Any  # see `jit.unaligned_vocab`
 
 
 class ResidualInputs(NamedTuple):
-    """All that a residual distribution is computed from."""
+    """All inputs of a residual distribution."""
 
     target: Distributions  # rows are nodes
     draft: Distributions  # rows are draft distributions
@@ -91,7 +91,7 @@ def pack_residual_inputs(
     tokens_ptr, next_sibling_ptr, proposal_kinds_ptr, dist_index_ptr, score_only_ptr, applied_ptr, p_scale_ptr,
     q_scale_ptr, vocab_size,
 ):  # fmt: skip
-    """`ResidualInputs` of a kernel's arguments, ordered as `ResidualArguments.tensors` of `draft_sample.launch`."""
+    """Packs a kernel's arguments, in the order of `ResidualArguments.tensors` of `draft_sample.launch`."""
     target = Distributions(
         logits_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, logits_stride, num_columns, overlay_ptr, overlay_stride
     )
@@ -105,7 +105,7 @@ def pack_residual_inputs(
 
 @triton.jit
 def weights_of_row(dists, row, ids, HAS_OVERLAY: tl.constexpr, tile_end):
-    """Weights of tokens `ids` of one row of distributions, float32. tile_end: see `overlay.load_tile`."""
+    """Returns the float32 weights of tokens `ids` of one row. tile_end: see `overlay.load_tile`."""
     row = row.to(tl.int64)
     inv_t, lse = tl.load(dists.inv_t_ptr + row), tl.load(dists.lse_ptr + row)
     cut, tie_id = tl.load(dists.cut_ptr + row), tl.load(dists.tie_id_ptr + row)
@@ -117,7 +117,7 @@ def weights_of_row(dists, row, ids, HAS_OVERLAY: tl.constexpr, tile_end):
 
 @triton.jit
 def log_weights_at(dists, rows, columns, wanted, HAS_OVERLAY: tl.constexpr):
-    """Log weight of one column of each row; -inf where the column has no weight or is not wanted."""
+    """Returns the log weight of one column per row; -inf if it has no weight or is not wanted."""
     wanted = wanted & (columns >= 0) & (columns < dists.num_columns)
     inv_t = tl.load(dists.inv_t_ptr + rows, mask=wanted, other=0.0)
     lse = tl.load(dists.lse_ptr + rows, mask=wanted, other=0.0)
@@ -139,7 +139,7 @@ def log_weights_at(dists, rows, columns, wanted, HAS_OVERLAY: tl.constexpr):
 
 @triton.jit
 def draft_column(draft_column_ptr, ids, vocab_size, MAPPED: tl.constexpr, tile_end):
-    """Draft columns that stand for token ids, -1 for none."""
+    """Returns the draft column of each token id; -1 for none."""
     column = ids
     if MAPPED:
         column = load_tile(draft_column_ptr, ids, (ids >= 0) & (ids < vocab_size), vocab_size, tile_end, -1)
@@ -148,9 +148,12 @@ def draft_column(draft_column_ptr, ids, vocab_size, MAPPED: tl.constexpr, tile_e
 
 @triton.jit
 def proposal_weights(inputs, flags: tl.constexpr, first, child, ids, tile_end):
-    """Draft weights that a sampled child could have been drawn by, not normalised after exclusions.
+    """Computes the draft weights from which a child was sampled.
 
-    first: The first of its siblings.
+    first: first sibling of the child.
+
+    Returns:
+        float32 weights of tokens `ids`, without normalisation after exclusions.
     """
     tree = inputs.tree
     source = tl.load(tree.dist_index_ptr + child)
@@ -173,7 +176,7 @@ def proposal_weights(inputs, flags: tl.constexpr, first, child, ids, tile_end):
 
 @triton.jit
 def is_excluded(inputs, flags: tl.constexpr, kind, source, child, other):
-    """Whether a child of this proposal kind and draft distribution cannot have the token of a sibling."""
+    """Returns whether a child of this proposal kind and draft distribution cannot have the token of a sibling."""
     tree = inputs.tree
     deterministic = tl.load(tree.proposal_kinds_ptr + other) == DETERMINISTIC
     earlier = (kind == WITHOUT_EARLIER) & (deterministic == 0) & (other < child)
@@ -186,7 +189,7 @@ def is_excluded(inputs, flags: tl.constexpr, kind, source, child, other):
 
 @triton.jit
 def exclusions(inputs, flags: tl.constexpr, first, child):
-    """(whether a sampled child's distribution excludes any token, whether it excludes the child's own)."""
+    """Returns whether a sampled child's distribution excludes any token, and whether it excludes the child's token."""
     tree = inputs.tree
     kind, source = tl.load(tree.proposal_kinds_ptr + child), tl.load(tree.dist_index_ptr + child)
     token = tl.load(tree.tokens_ptr + child)
@@ -204,7 +207,7 @@ def exclusions(inputs, flags: tl.constexpr, first, child):
 
 @triton.jit
 def subtract_rejected(rest, inputs, flags: tl.constexpr, first, child, ids, tile_end):
-    """Weights of tokens `ids` after one more rejection."""
+    """Returns the weights of tokens `ids` after one more rejection."""
     token = tl.load(inputs.tree.tokens_ptr + child).to(tl.int32)
     scale = tl.load(inputs.rejections.p_scale_ptr + child)
     if flags.is_chain:
@@ -225,7 +228,7 @@ def subtract_rejected(rest, inputs, flags: tl.constexpr, first, child, ids, tile
 
 @triton.jit
 def residual_weights(inputs, flags: tl.constexpr, node, first, stop, ids, tile_end):
-    """Weights of tokens `ids` at a node after its children from `first` up to `stop` (-1: all) were rejected."""
+    """Returns the weights of tokens `ids` after rejection of the children from `first` up to `stop` (-1: all)."""
     rest = weights_of_row(inputs.target, node, ids, flags.has_overlay, tile_end if flags.unaligned else None)
     child = first
     while (child >= 0) & (child != stop):

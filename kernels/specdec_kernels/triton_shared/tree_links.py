@@ -1,7 +1,7 @@
 """Links of packed trees inside Triton kernels: parents from children and siblings, and walks to the root.
 
-A link that does not lead to a later node of its row ends there. Rows lie within the nodes that exist. So no loop is
-endless and nothing outside is read or written, whatever links and offsets are.
+A link that does not lead to a later node of its row counts as none, and rows are clamped to existing nodes. So every
+loop ends and all accesses are in bounds, whatever links and offsets are.
 
 Shapes: M = num_nodes packed nodes of B rows; offsets int32 [B + 1]; links and parents int32 [M].
 """
@@ -12,26 +12,26 @@ import triton
 import triton.language as tl
 
 STEPS = tl.constexpr(32)
-"""Places of a path that `pad_path` writes at a time."""
+"""Path entries that `pad_path` writes at a time."""
 
 
 @triton.jit
 def row_bounds(offsets_ptr, row, num_nodes):
-    """(first node, end) of a row, both within `num_nodes`; the first row begins at 0."""
+    """Returns first node and end of a row, clamped to `num_nodes`; the first row begins at 0."""
     start = tl.minimum(tl.maximum(tl.load(offsets_ptr + row, mask=row > 0, other=0), 0), num_nodes)
     return start, tl.minimum(tl.maximum(tl.load(offsets_ptr + row + 1), start), num_nodes)
 
 
 @triton.jit
 def follow_link(links_ptr, node, end, wanted):
-    """Targets of links (first_child or next_sibling) of the wanted nodes; -1 for none."""
+    """Returns the targets of links (first_child or next_sibling) of the wanted nodes; -1 for none."""
     to = tl.load(links_ptr + node, mask=wanted, other=-1)
     return tl.where((to > node) & (to < end), to, -1)
 
 
 @triton.jit
 def pad_path(path_ptr, length, max_depth):
-    """Writes -1 after the first `length` nodes of a path, up to the last of its max_depth + 1 places."""
+    """Writes -1 to a path of max_depth + 1 entries, after its first `length` nodes."""
     for first in range(length, max_depth + 1, STEPS):
         step = first + tl.arange(0, STEPS)
         tl.store(path_ptr + step, tl.full((STEPS,), -1, tl.int32), mask=step <= max_depth)
@@ -39,7 +39,7 @@ def pad_path(path_ptr, length, max_depth):
 
 @triton.jit
 def store_parents(parents_ptr, first_child_ptr, next_sibling_ptr, root, end, TILE: tl.constexpr):
-    """Writes the parent of every node of a row, -1 for the root, with one program."""
+    """Writes the parent of every node of a row, and -1 for the root, with one program."""
     for start in range(root, end, TILE):
         node = start + tl.arange(0, TILE)
         tl.store(parents_ptr + node, tl.full((TILE,), -1, tl.int32), mask=node < end)
@@ -55,7 +55,7 @@ def store_parents(parents_ptr, first_child_ptr, next_sibling_ptr, root, end, TIL
 
 @triton.jit
 def climb_to_root(parents_ptr, node, root):
-    """(last node on the way up from nodes of a row, number of steps to it); -1 and 0 for a node of -1."""
+    """Returns the last node on the way up from each node, and the number of steps; -1 and 0 for a node of -1."""
     steps = node * 0
     going = node > root
     while tl.max(going.to(tl.int32), 0) > 0:

@@ -1,7 +1,7 @@
 """Triton backends: the calls that they can serve, on a GPU or, for tests, in Triton's interpreter on a CPU.
 
 With TRITON_INTERPRET=1 in the environment before triton is first imported, kernels run in Triton's interpreter on CPU
-tensors: the same source, slowly, one program after another. The backends then serve explicit requests
+tensors: the same source, but slow and one program after another. The backends then serve explicit requests
 (``use_backend("triton")``) and are never selected automatically.
 
 Tests: tests/interpreter/.
@@ -63,6 +63,9 @@ def why_not_float64_dists(**places: int) -> Callable[..., str | None]:
 
     Args:
         **places: Name and position of each of these arguments.
+
+    Returns:
+        A `Backend.why_not`.
     """
 
     def why_not(*args: Any, **kwargs: Any) -> str | None:
@@ -78,6 +81,9 @@ def dists_signature(**places: int) -> Callable[..., Hashable]:
 
     Args:
         **places: Name and position of each distribution or tensor of logits.
+
+    Returns:
+        A `key` for `Op`.
     """
     at, last = tuple(places.values()), max(places.values())
 
@@ -104,6 +110,9 @@ def triton_backend(
         load: Imports and returns the launch.
         why_not: Returns the reason why the kernels cannot serve a call, or None.
         name: Name of the backend.
+
+    Returns:
+        The backend.
     """
     kind = "cpu" if INTERPRETED else "cuda"
 

@@ -58,7 +58,7 @@ class DraftChains(NamedTuple):
     token_ids: Tensor | None
 
     def flat(self) -> tuple[Any, ...]:
-        """The arguments of the C++ operators, distributions spread out."""
+        """Returns the arguments of the C++ operators, with distributions as separate tensors."""
         draft = self.draft or NO_DISTRIBUTION
         return (
             self.tokens, self.offsets, self.proposal_kinds, self.dist_index, *self.target, *draft, self.token_ids,
@@ -93,7 +93,7 @@ class DraftTrees(NamedTuple):
     score_only: Tensor | None
 
     def flat(self) -> tuple[Any, ...]:
-        """The arguments of the C++ operators, distributions spread out."""
+        """Returns the arguments of the C++ operators, with distributions as separate tensors."""
         draft = self.draft or NO_DISTRIBUTION
         return (
             self.tokens, self.offsets, self.first_child, self.next_sibling, self.proposal_kinds, self.dist_index,
@@ -117,11 +117,11 @@ class Randomness(NamedTuple):
     gumbel_noise: tuple[Tensor, Tensor] | None
 
     def flat(self) -> tuple[Any, ...]:
-        """The arguments of the C++ operators, noise spread out."""
+        """Returns the arguments of the C++ operators, with noise as separate tensors."""
         return (self.seeds, self.root_positions, self.uniforms, *(self.gumbel_noise or NO_NOISE))
 
     def noise_of(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The given Gumbel noise of some rows, int64 [N], or None."""
+        """Returns the given Gumbel noise of some rows (int64 [N]), or None."""
         return None if self.gumbel_noise is None else (self.gumbel_noise[0][rows], self.gumbel_noise[1][rows])
 
 

@@ -81,7 +81,7 @@ def check(op: str, trees: DraftTrees, randomness: Randomness | None = None, *, m
 
 
 def _check_values(op: str, trees: DraftTrees, vocab_size: int, dists: int, max_depth: int | None) -> None:
-    """The part of `check` that reads tensors. dists: number of draft distributions."""
+    """Checks the values of the tensors; see `check`. dists: number of draft distributions."""
     tokens, offsets = trees.tokens, trees.offsets
     index = torch.arange(len(tokens), device=tokens.device)
     row = torch.searchsorted(offsets.long(), index, right=True) - 1

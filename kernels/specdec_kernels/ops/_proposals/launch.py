@@ -39,18 +39,28 @@ def reject_warps(draft: bool) -> int:
 
 
 def reject_registers(draft: bool, overlay: bool = False) -> int:
-    """Registers per thread of `reject_children`: 24, 20 or, with an overlay, 16 warps fit on a multiprocessor.
+    """Computes the registers per thread of `reject_children`, for 24, 20 or (with an overlay) 16 warps per processor.
 
-    By default ptxas may aim at fewer and spill.
+    Without the option ptxas may choose fewer registers and spill.
+
+    Args:
+        draft: Whether there are draft distributions.
+        overlay: Whether the target's logits have an overlay.
+
+    Returns:
+        The launch option maxnreg.
     """
     return 112 if overlay else 80 if draft else 96
 
 
 def _tree_scratch(trees: DraftTrees) -> list[TensorSpec]:
-    """Scratch of `_TreeLaunches`.
+    """Returns the scratch of `_TreeLaunches`.
 
-    Per node: both links, distribution row, applied, level, parent, threshold, both scales, reach. Per row: last node,
-    its first rejected child. Then that of residuals and of the draw.
+    Per node: both links, distribution row, applied, level, parent, threshold, both scales, reach. Per row: last node
+    and its first rejected child. The scratch of residuals and of the sample follows.
+
+    Returns:
+        The specs in this order.
     """
     nodes, rows, vocab_size = (trees.tokens.shape[0],), (trees.offsets.shape[0] - 1,), trees.target[0].shape[1]
     own = [torch.int32] * 6 + [torch.float32] * 3 + [torch.float64]

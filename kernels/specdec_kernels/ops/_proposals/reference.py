@@ -2,7 +2,7 @@
 
 The children of a node are an ordered list of proposals. Each has a distribution, given everything that was decided
 before it: a point mass if its token is deterministic, else its draft distribution, restricted to the tokens that could
-still be drawn. Score-only nodes are no proposals and are skipped wherever children are listed.
+still be sampled. Score-only nodes are no proposals and are skipped wherever children are listed.
 
 Tests: tests/rules/test_recursive_rejection.py, tests/kernels/test_recursive_rejection_verify.py.
 """
@@ -71,13 +71,19 @@ class DenseTrees:
         return self.p[node]
 
     def has_no_distribution(self, node: int) -> bool:
-        """Whether the target's distribution after a node has no weight at all."""
+        """Returns whether the target's distribution after a node has no weight."""
         return bool(self.dists.lse[node].isnan())
 
     def proposal(self, parent: int, place: int) -> Tensor | None:
-        """Weights of the distribution that child number `place` was drawn from, given earlier decisions: [V].
+        """Computes the distribution from which child number `place` was sampled, given earlier decisions.
 
-        None if its token has no weight there: it was not drawn from this distribution and is no proposal.
+        Args:
+            parent: Packed index of the parent.
+            place: Index of the child among its siblings.
+
+        Returns:
+            Weights [V]. None if the child's token has no weight: it was not sampled from this distribution, so it is
+            no proposal.
         """
         siblings = self.children[parent]
         node = siblings[place]
@@ -105,7 +111,7 @@ class DenseTrees:
         return weights * (1.0 / total_mass(weights)) if excluded else weights
 
     def uniforms(self, randomness: Randomness) -> list[float]:
-        """The uniform draw of every node: the given ones, or those keyed by the node's place within its row."""
+        """Returns the uniform of every node: the given one, or that keyed by the node's index within its row."""
         if randomness.uniforms is not None:
             given: list[float] = randomness.uniforms.tolist()
             return given
@@ -128,13 +134,16 @@ def total_mass(weights: Tensor) -> float:
 def pack_result(
     paths: list[list[int]], residuals: list[Tensor], max_depth: int, randomness: Randomness
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(path, num_accepted, next_token) as the verify operators return them, from one path per row.
+    """Packs one path per row into the results of a verify operator.
 
     Args:
         paths: Packed nodes of each path, root first; empty for a row without nodes.
-        residuals: Weights [V] of the next token, for every row that has a path, in order.
-        max_depth: Capacity of a path, the root not counted.
-        randomness: Keys of the draw of the next token, or its noise.
+        residuals: Weights [V] of the next token, for every row with a path, in order.
+        max_depth: Capacity of a path without its root.
+        randomness: Keys or noise of the next token.
+
+    Returns:
+        path, num_accepted and next_token.
     """
     seeds = randomness.seeds
     padded = [path + [-1] * (max_depth + 1 - len(path)) for path in paths]

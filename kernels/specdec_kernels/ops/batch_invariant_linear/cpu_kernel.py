@@ -11,6 +11,7 @@ _batch_invariant_linear = torch.ops.specdec.batch_invariant_linear.default
 
 
 def batch_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     if torch.compiler.is_compiling():  # a graph catches no exceptions
         return _call_traced(x, weight, bias)
     try:

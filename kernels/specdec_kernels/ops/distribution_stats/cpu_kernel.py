@@ -22,7 +22,7 @@ def distribution_stats(
     masses: bool = False,
     pivots: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The operator."""
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     if pivots is not None:
         check_pivots(pivots, logits.shape[0])
     run = _dist_masses if masses else _distribution_stats

@@ -49,7 +49,7 @@ def distribution_stats(
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The operator in two launches."""
+    """Runs the operator in two launches."""
     op = "distribution_stats"
     check(logits, temperature, top_k, top_p, min_p, pivots)
     (rows, vocab_size), device, stride = logits.shape, logits.device, logits.stride(0)

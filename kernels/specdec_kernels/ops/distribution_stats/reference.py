@@ -91,7 +91,7 @@ def distribution_stats(
         top_p: float32 [R] in (0, 1]; 1 is off.
         min_p: float32 [R] in [0, 1]; 0 is off.
         masses: Also return the total weight of every noise block (``random.BLOCK`` ids). It costs no further pass and
-            saves one for operators that draw from the row.
+            saves one for operators that sample from the row.
         pivots: Drafted token of each of the first P rows, int64 [P], P <= R, or a negative number. The pass that finds
             the normaliser also finds the pivot's place and the mass before it. If these show that it is the last token
             kept, a backend need not read the row twice. Pivots change no cut and no tie, and lse by a rounding at most.
@@ -186,7 +186,12 @@ def dist_probs(logits: Tensor, inv_t: Tensor, lse: Tensor, cut: Tensor, tie_id: 
 def keep_rows(rows: Tensor, stats: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Keeps the results of distribution_stats(..., masses=True) for some rows (bool [R]) and clears the others.
 
-    Cleared rows have inv_t, cut and tie_id 0, lse +inf and mass NaN.
+    Args:
+        rows: Rows to keep, bool [R].
+        stats: inv_t, lse, cut, tie_id and mass.
+
+    Returns:
+        The five tensors. Cleared rows have inv_t, cut and tie_id 0, lse +inf and mass NaN.
     """
     inv_t, lse, cut, tie_id, mass = stats
     no_lse, no_mass = torch.full_like(lse, torch.inf), torch.full_like(mass, torch.nan)
@@ -200,7 +205,7 @@ def keep_rows(rows: Tensor, stats: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def on_paths(path: Tensor, nodes: int) -> Tensor:
-    """bool [nodes]: whether a node is on one of the paths (int32 [B, D + 1], -1 padded)."""
+    """Returns whether each node is on one of the paths (int32 [B, D + 1], -1 padded), bool [nodes]."""
     seen = torch.zeros(nodes + 1, dtype=torch.bool, device=path.device)
     seen[path.long().flatten()] = True  # padding marks the last place, which is cut off
     return seen[:nodes]

@@ -82,7 +82,7 @@ def load_row(row, flags: tl.constexpr, ids, inside, tile_end):
 
 @triton.jit
 def load_pivot(row, flags: tl.constexpr, pivots_ptr, num_pivots, index):
-    """(token, logit) of a row's pivot; -1 and -inf where it has none."""
+    """Returns token and logit of a row's pivot; -1 and -inf if it has none."""
     token = tl.load(pivots_ptr + index, mask=index < num_pivots, other=-1).to(tl.int32)
     token = tl.where((token >= 0) & (token < row.vocab_size), token, -1)
     return token, load_row(row, flags, token, token >= 0, None)
@@ -127,7 +127,7 @@ def scan_blocks(
 
 @triton.jit
 def load_key_tile(row, flags: tl.constexpr, start):
-    """(logits, order keys, inside) of a tile of a row."""
+    """Returns logits, order keys and mask of a tile of a row."""
     ids = start + tl.arange(0, flags.tile_blocks * NOISE_BLOCK)
     inside = ids < row.logits.vocab_size
     tile_end = start + flags.tile_blocks * NOISE_BLOCK
@@ -153,7 +153,8 @@ def relative_mass(level, inv_t, scaled_top):
 def sum_above(row, flags: tl.constexpr, floor, ceiling, by_mass):
     """Sums over the tokens whose keys exceed `floor`.
 
-    Returns their total (masses, or how many), how many have keys up to `ceiling`, and the lowest key.
+    Returns:
+        Their total mass (`by_mass`) or number, the number of keys up to `ceiling`, and the lowest key.
     """
     total = tl.zeros((), tl.float64)
     count = tl.zeros((), tl.int32)
@@ -186,7 +187,7 @@ def gather_contenders(row, flags: tl.constexpr, contenders_ptr, low, high, CONTE
 
 @triton.jit
 def lowest_kept_key(row, flags: tl.constexpr, contenders_ptr, low, high, target, by_mass, CONTENDERS: tl.constexpr):
-    """The smallest key in [low, high] with less than `target` (mass, or number) above it."""
+    """Returns the smallest key in [low, high] with less than `target` (mass, or number) above it."""
     above_high = tl.zeros((), tl.float64)
     count = gather_contenders(row, flags, contenders_ptr, low, high, CONTENDERS)
     if count > CONTENDERS:
@@ -218,7 +219,7 @@ def lowest_kept_key(row, flags: tl.constexpr, contenders_ptr, low, high, target,
 
 @triton.jit
 def top_k_bound(row, wanted, top, PLACES: tl.constexpr):
-    """A key that at least `wanted` noise blocks reach with their largest logit; the lowest key if there are fewer."""
+    """Returns a key that the largest logits of `wanted` noise blocks reach; the lowest key if there are fewer."""
     lowest = order_key(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST_ID)
     block = tl.arange(0, PLACES)
     block_top = tl.load(row.block_top_ptr + block, mask=block < row.num_blocks, other=NEGATIVE_INFINITY)
@@ -236,10 +237,13 @@ def top_k_bound(row, wanted, top, PLACES: tl.constexpr):
 
 @triton.jit
 def is_last_kept(number, mass_before, own_mass, total, top_k, top_p, min_p):
-    """Whether a token is surely the last one that the filters keep.
+    """Decides whether a token is certainly the last one that the filters keep.
 
-    number, mass_before: tokens ordered before it and their mass. Masses are relative to the largest logit's. top_k is 0
-    if off.
+    number, mass_before: number and mass of the tokens ordered before it. Masses are relative to that of the largest
+    logit. top_k is 0 if off.
+
+    Returns:
+        True if no rounding error can change the decision.
     """
     margin = MARGIN * total
     mass_upto = mass_before + own_mass

@@ -28,18 +28,19 @@ def draft_chain(
     lengths: Tensor, temperature: Tensor | None, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor,
     positions: Tensor, vocab_size: int, first_draw: int | None = None,
 ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
-    asked = (temperature, top_k, top_p, min_p, seeds, positions)
+    """Calls the C++ operator. The checks of the reference name what is wrong with arguments that it refuses."""
+    sampling = (temperature, top_k, top_p, min_p, seeds, positions)
     numbers = (vocab_size, decoder.eps, decoder.scale)
     try:
         counts, depth, total = _counts(tuple(drafts))
         where = (decoder.addresses, tokens, offsets, counts, rows, page_table, lengths)
         if first_draw is None:
-            chosen: Tensor = _draft_chain(*where, *asked, depth, *numbers)
-            return chosen
+            drafted: Tensor = _draft_chain(*where, *sampling, depth, *numbers)
+            return drafted
         every = decoder.vocab_size
-        found = _draft_chain_dists(*where, *asked, first_draw, depth, total, vocab_size, every, *numbers[1:])
+        found = _draft_chain_dists(*where, *sampling, first_draw, depth, total, vocab_size, every, *numbers[1:])
         return found if vocab_size == every else (found[0], found[1][:, :vocab_size], *found[2:])
     except (RuntimeError, ValueError):
         # raises with a message that says what to do
-        check(decoder, tokens, offsets, drafts, rows, page_table, lengths, *asked, vocab_size, first_draw)
+        check(decoder, tokens, offsets, drafts, rows, page_table, lengths, *sampling, vocab_size, first_draw)
         raise

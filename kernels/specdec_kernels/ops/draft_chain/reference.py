@@ -118,7 +118,7 @@ def draft_chain(
     )  # fmt: skip
     grown = lengths.clone()  # lengths change only if nothing raises
     depth, page = max(drafts, default=0), decoder.keys[0].shape[1]
-    chosen = torch.full((rows.shape[0], depth), -1, dtype=torch.int64, device=tokens.device)
+    drafted = torch.full((rows.shape[0], depth), -1, dtype=torch.int64, device=tokens.device)
     if temperature is None:
         temperature = torch.zeros_like(top_p)
     remain = torch.tensor(list(drafts), dtype=torch.int32, device=tokens.device)
@@ -127,7 +127,7 @@ def draft_chain(
     for level in range(depth):
         at = (remain > level).nonzero().flatten()
         if level:
-            fed, starts = chosen[at, level - 1], torch.arange(len(at) + 1, dtype=torch.int32, device=tokens.device)
+            fed, starts = drafted[at, level - 1], torch.arange(len(at) + 1, dtype=torch.int32, device=tokens.device)
         table, held, slots, places = kv_slots(
             page_table, grown, rows[at], starts, None, fed.shape[0], page, advance=True
         )
@@ -142,8 +142,8 @@ def draft_chain(
             index = torch.full_like(positions[at], first_draw + level)
             picked = draft_sample(logits, inv_t, lse, cut, tie, seeds[at], positions[at], index)
             dists.append((logits, inv_t, lse, cut, tie, mass))
-        chosen[at, level] = picked
+        drafted[at, level] = picked
     lengths.copy_(grown)
     if first_draw is None:
-        return chosen
-    return chosen, *(torch.cat(parts) for parts in zip(*dists))
+        return drafted
+    return drafted, *(torch.cat(parts) for parts in zip(*dists))

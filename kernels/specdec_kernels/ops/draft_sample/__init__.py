@@ -1,4 +1,4 @@
-"""Operator draft_sample: draws for drafters, independent of all randomness of the verification."""
+"""Operator draft_sample: samples for drafters, independent of all randomness of the verification."""
 
 from __future__ import annotations
 

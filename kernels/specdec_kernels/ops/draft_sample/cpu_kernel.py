@@ -24,7 +24,7 @@ def draft_sample(
     *,
     mass: Tensor | None = None,
 ) -> Tensor:
-    """The operator."""
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     try:
         return _draft_sample(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
     except (RuntimeError, ValueError, TypeError):

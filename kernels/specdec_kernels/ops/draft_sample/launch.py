@@ -1,4 +1,4 @@
-"""Triton backend of draft_sample, and the draw at the end of every verify operator."""
+"""Triton backend of draft_sample, and the sampling of the next token in every verify operator."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RejectionTensors(NamedTuple):
 
 
 class ResidualArguments(NamedTuple):
-    """The arguments that `triton_shared.residual.pack_residual_inputs` packs.
+    """Arguments that `triton_shared.residual.pack_residual_inputs` packs.
 
     Attributes:
         target: The target's distributions and their overlay, nine arguments.
@@ -96,7 +96,16 @@ def _rows(dists: Distribution) -> _Rows:
 def _fill_draft_columns(token_ids: Tensor, columns: Tensor, index: Tensor, places: Tensor) -> Tensor:
     """Fills int32 [V + 1] with the draft column of every token id, -1 for none.
 
-    Ids that do not exist share the last place. index: int32 [Vd], places: int64 [Vd], both scratch.
+    Ids that do not exist share the last entry.
+
+    Args:
+        token_ids: Token id of each draft column, int64 [Vd].
+        columns: Result, int32 [V + 1].
+        index: Scratch, int32 [Vd].
+        places: Scratch, int64 [Vd].
+
+    Returns:
+        `columns`.
     """
     size = columns.shape[0]
     torch.arange(token_ids.shape[0], dtype=torch.int32, device=token_ids.device, out=index)
@@ -105,7 +114,7 @@ def _fill_draft_columns(token_ids: Tensor, columns: Tensor, index: Tensor, place
 
 
 def residual_scratch(vocab_size: int, token_ids: Tensor | None) -> list[TensorSpec]:
-    """Scratch of `residual_arguments`: a stand-in for absent tensors, and the columns of a smaller draft vocabulary."""
+    """Returns the scratch of `residual_arguments`: a dummy for absent tensors, and columns of a draft vocabulary."""
     mapped, size = (0, 0) if token_ids is None else (token_ids.shape[0], vocab_size + 1)
     return [((1,), torch.int64), ((size,), torch.int32), ((mapped,), torch.int32), ((mapped,), torch.int64)]
 
@@ -179,7 +188,7 @@ def sample_residuals(
     out: Tensor,
     block_masses: Tensor,
 ) -> Tensor:
-    """Draws one token per row from the residual of a node.
+    """Samples one token per row from the residual of a node.
 
     Args:
         residual: Distributions and rejections.
@@ -232,7 +241,7 @@ def dense_residuals(residual: ResidualArguments, first_rejected: Tensor, nodes: 
 
 
 def _scratch(logits: Tensor, *args: object, **kwargs: object) -> list[TensorSpec]:
-    """Per row: its number, its rejected child (none); scratch of the draw."""
+    """Returns the scratch: per row its index and its rejected child (none), then the scratch of the sample."""
     rows, vocab_size = logits.shape
     own: list[TensorSpec] = [((rows,), torch.int32), ((rows,), torch.int32)]
     return [*own, *residual_scratch(vocab_size, None), *draw_scratch(rows, vocab_size)]
@@ -254,7 +263,7 @@ def draft_sample(
     out: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """One draw per row."""
+    """Samples one token per row."""
     dists = DistributionBatch(logits, inv_t, lse, cut, tie_id)
     check(dists, seeds, root_positions, index, mass)
     (rows, none, *scratch, block_masses), _ = carve_workspace(

@@ -1,9 +1,9 @@
-"""Triton kernels of every draw: masses of the noise blocks, then two-level Gumbel-max (`random.sample_from_weights`).
+"""Triton kernels that sample tokens: masses of noise blocks, then two-level Gumbel-max (`random.sample_from_weights`).
 
 They serve draft_sample and the last step of all verify operators. One row of logits per request is read; the rejected
 proposals of the request's last node are subtracted on load (`triton_shared.residual`).
 
-Shapes: B rows to draw, V = vocab_size, K = num_blocks = ceil(V / 1024) noise blocks. Statistics and links have one
+Shapes: B samples, V = vocab_size, K = num_blocks = ceil(V / 1024) noise blocks. Statistics and links have one
 entry per node, see `triton_shared.residual`.
     nodes_ptr int32 [B], node of each draw, -1 for none
     first_rejected_ptr int32 [B], first rejected child of that node, -1 for none

@@ -21,7 +21,7 @@ def exact_match_verify(
     *,
     max_depth: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator."""
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     try:
         return _exact_match_verify(tokens, offsets, first_child, next_sibling, node_choice, score_only, max_depth)
     except (RuntimeError, ValueError):

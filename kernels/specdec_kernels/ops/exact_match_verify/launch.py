@@ -10,7 +10,7 @@ from torch import Tensor
 from ...dispatch import argument_checks
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors
 from ...triton_shared.aot_config import Variant
-from .reference import check, too_deep
+from .reference import check, path_too_long
 from .triton_kernel import follow_choices
 
 
@@ -32,7 +32,7 @@ def exact_match_verify(
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator in one launch."""
+    """Runs the operator in one launch."""
     check(tokens, offsets, first_child, next_sibling, node_choice, score_only, max_depth=max_depth)
     rows = offsets.shape[0] - 1
     (is_too_deep,), _ = carve_workspace("exact_match_verify", workspace, scratch(tokens, offsets), tokens.device)
@@ -46,7 +46,8 @@ def exact_match_verify(
             score_only is not None, num_warps=1,
         )  # fmt: skip
         if argument_checks.can_read_values(tokens) and bool(is_too_deep.any()):  # on a GPU the path just ends there
-            raise too_deep("exact_match_verify", int(is_too_deep.nonzero()[0, 0]), max_depth)
+            row = int(is_too_deep.nonzero()[0, 0])
+            raise ValueError(path_too_long("exact_match_verify", row, max_depth))
     return path, num_accepted, next_token
 
 

@@ -41,9 +41,9 @@ def check(
         )
 
 
-def too_deep(op: str, row: int, max_depth: int) -> ValueError:
-    """The error of a path that does not fit into its capacity."""
-    return ValueError(
+def path_too_long(op: str, row: int, max_depth: int) -> str:
+    """Returns the error message for a path that exceeds its capacity."""
+    return (
         f"{op}: the path of row {row} is longer than max_depth = {max_depth}; expected a capacity of at least the "
         "largest depth; pass a larger max_depth"
     )
@@ -102,7 +102,7 @@ def exact_match_verify(
                 child = sibling_of[child]
             node = child
         if len(path) > max_depth + 1:
-            raise too_deep("exact_match_verify", row, max_depth)
+            raise ValueError(path_too_long("exact_match_verify", row, max_depth))
         next_tokens.append(choice[path[-1]] if path else -1)
         accepted.append(max(len(path) - 1, 0))
         paths.append(path + [-1] * (max_depth + 1 - len(path)))

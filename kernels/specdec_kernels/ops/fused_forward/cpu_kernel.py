@@ -23,6 +23,7 @@ def fused_forward(
     ancestors: Tensor | None = None,
     depth: Tensor | None = None,
 ) -> Tensor:
+    """Calls the C++ operator. The checks of the reference name what is wrong with arguments that it refuses."""
     where = (tokens, positions, wanted, slots, page_table, lengths, offsets, ancestors, depth)
     try:
         logits: Tensor = _fused_forward(decoder.addresses, *where, decoder.vocab_size, decoder.eps, decoder.scale)

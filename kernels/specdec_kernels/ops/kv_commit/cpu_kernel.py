@@ -25,6 +25,7 @@ def kv_commit(
     rows: Tensor | None = None,
     cache_lengths: Tensor | None = None,
 ) -> None:
+    """Calls the C++ operator on a cache table, or on a list of caches."""
     rest = (page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
     if isinstance(caches, CacheTable) and not is_compiling():
         _commit_table(caches.device_layout, caches.device_layout, caches.pages, caches.page_size, 0, *rest)

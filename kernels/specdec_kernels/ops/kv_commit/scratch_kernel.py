@@ -26,6 +26,7 @@ def kv_commit_scratch(
     rows: Tensor | None = None,
     cache_lengths: Tensor | None = None,
 ) -> None:
+    """Calls the C++ operator on the table of the caches and that of the scratch."""
     into, out_of = make_tables(caches, scratch)
     size = (into.pages, into.page_size, out_of.page_size)
     rest = (page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)

@@ -20,6 +20,7 @@ def ngram_match(
     num_tokens: int,
     frequent: bool = False,
 ) -> tuple[Tensor, ...]:
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     sizes = (n_max, n_min, num_tokens, frequent)
     try:
         found: tuple[Tensor, ...] = _ngram_match(tokens, starts, lengths, *sizes)

@@ -20,7 +20,7 @@ def process_logits(
     forced: Forced | None = None,
     masks: TokenMasks | None = None,
 ) -> Tensor:
-    """The operator."""
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     p, a, f, m = penalties, additions, forced, masks
     parts: list[Tensor | None] = [
         *((paths.tokens, paths.parents, paths.offsets, paths.roots, paths.nodes)),

@@ -20,7 +20,7 @@ SPARSE_WARPS, FORBID_WARPS = 2, 8
 
 
 class ProcessorArguments:
-    """The kernels' arguments of node paths and logits processors. Unread tensors stand in for absent ones."""
+    """Returns the kernels' arguments of node paths and logits processors. Absent tensors become dummies, never read."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ def process_logits(
     forced: Forced | None = None,
     masks: TokenMasks | None = None,
 ) -> Tensor:
-    """The operator in up to two launches."""
+    """Runs the operator in up to two launches."""
     check(logits, paths, penalties, additions, forced, masks)
     (rows, vocab_size), stride = logits.shape, logits.stride(0)
     if rows == 0 or paths.offsets.shape[0] == 1:

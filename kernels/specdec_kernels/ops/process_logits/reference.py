@@ -64,7 +64,7 @@ def _check_values(
     forced: Forced | None,
     masks: TokenMasks | None,
 ) -> None:
-    """The part of `check` that reads tensors."""
+    """Checks the values of the tensors; see `check`."""
     if paths.nodes is not None:
         argument_checks.check_values(
             OP, "nodes", (paths.nodes >= 0) & (paths.nodes < nodes), paths.nodes, f"nodes below {nodes}"

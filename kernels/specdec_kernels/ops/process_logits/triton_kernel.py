@@ -27,7 +27,7 @@ from ...triton_shared.overlay import load_tile, store_tile
 
 @triton.jit
 def entry_bounds(offsets_ptr, request, num_entries):
-    """(first entry, end) of a request, both within `num_entries`."""
+    """Returns first entry and end of a request, both within `num_entries`."""
     first = tl.maximum(tl.load(offsets_ptr + request), 0)
     return first, tl.minimum(tl.load(offsets_ptr + request + 1), num_entries)
 
@@ -77,9 +77,12 @@ def count_on_path(tokens_ptr, parents_ptr, node, ids):
 def count_uncommitted(
     tokens_ptr, parents_ptr, node, at, token, committed_ptr, num_committed, vocab_size, TILE: tl.constexpr
 ):
-    """How often the token of `at` is on the path of a node, and whether its penalty is applied at `at`.
+    """Counts the token of node `at` on the path of a node.
 
-    It is applied there if the token was never committed and is on no node of the path further down.
+    The penalty of a token that was never committed is applied once: at its first node on the way up from the node.
+
+    Returns:
+        The count, and whether the penalty is applied at `at`.
     """
     total = count_on_path(tokens_ptr, parents_ptr, node, token)
     upwards = count_on_path(tokens_ptr, parents_ptr, at, token)

@@ -29,7 +29,7 @@ def process_logits_overlay(
     forced: Forced | None = None,
     masks: TokenMasks | None = None,
 ) -> Overlay:
-    """The operator in one launch."""
+    """Runs the operator in one launch."""
     check(logits, paths, penalties, additions, forced, masks)
     rows, vocab_size = logits.shape
     shape = overlay_shape(logits, paths, penalties, additions)

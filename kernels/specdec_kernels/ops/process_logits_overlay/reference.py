@@ -39,9 +39,12 @@ def check(
 def overlay_shape(
     logits: Tensor, paths: NodePaths, penalties: Penalties | None, additions: Additions | None
 ) -> tuple[int, int]:
-    """Shape of the overlay's words, large enough for all tokens that could be listed.
+    """Computes the shape of the overlay's words, with space for all tokens that processors can change.
 
-    The number of words per row is a multiple of 16, so that kernels are not compiled anew for other numbers of nodes.
+    The number of words per row is a multiple of 16, so different numbers of nodes do not recompile kernels.
+
+    Returns:
+        Rows and words per row.
     """
     rows, vocab_size = logits.shape
     listed = 0 if penalties is None else penalties.ids.shape[1] + paths.tokens.shape[0]
@@ -122,7 +125,7 @@ def _penalise_ones(penalties: Penalties | None) -> Penalties | None:
 
 
 def _group_words(bits: Tensor, count: int) -> Tensor:
-    """bool [R, V] as int64 [R, count, 32]."""
+    """Converts bool [R, V] to int64 [R, count, 32]."""
     return torch.nn.functional.pad(bits.long(), (0, count * WORD - bits.shape[1])).unflatten(1, (count, WORD))
 
 

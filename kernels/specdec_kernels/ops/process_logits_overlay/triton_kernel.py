@@ -23,7 +23,7 @@ REPLACED, FORBIDDEN = tl.constexpr(0), tl.constexpr(2)
 
 @triton.jit
 def bit_of(token):
-    """The bit of a token in its word."""
+    """Returns the bit of a token in its word."""
     return (token * 0 + 1).to(tl.int32) << (token % WORD).to(tl.int32)
 
 

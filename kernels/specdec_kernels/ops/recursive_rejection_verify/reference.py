@@ -66,10 +66,10 @@ def recursive_rejection_verify(
 
     Shapes: M packed nodes of B rows, V target ids, R draft distributions of Vd columns.
 
-    The children of a node are tested in index order. The distribution r is the target's at first. Child x, drawn from
-    distribution Q given earlier decisions, is accepted iff ``u < r(x) / Q(x)``, strictly. Otherwise r becomes the
-    normalised positive part of r - Q. An accepted child is the next node. If every child is rejected, the next token is
-    drawn from r, and at a leaf from the target's distribution (``random.sample_from_weights``).
+    The children of a node are tested in index order. At first, r is the target's distribution. Child x was sampled from
+    Q, given earlier decisions. It is accepted iff ``u < r(x) / Q(x)``, strictly. Otherwise r becomes the normalised
+    positive part of r - Q. An accepted child is the next node. If every child is rejected, the next token is sampled
+    from r, and at a leaf from the target's distribution (``random.sample_from_weights``).
 
     Q depends on the proposal kind. Any mixture of kinds within one node is exact, duplicates included:
 
@@ -79,7 +79,7 @@ def recursive_rejection_verify(
       (recursive rejection, Sequoia, EAGLE-1);
     - SAMPLED_WITHOUT_DETERMINISTIC: the draft distribution without the tokens of deterministic siblings (hybrid nodes).
 
-    A token that has no weight under its distribution was not drawn from it: it is rejected, and r stays as it is. If a
+    A token without weight under its distribution was not sampled from it: it is rejected, and r stays as it is. If a
     sampled proposal leaves less than 2**-20 (float64: 2**-44) of r, the rejection is rounding, and r stays as it is.
 
     Args:
@@ -171,7 +171,7 @@ def recursive_rejection_thresholds(
     Returns:
         accept: [M], threshold of each node's uniform draw, given that the walk is at its parent and has rejected its
             earlier siblings. 1 at roots, 0 at score-only nodes, tail nodes and nodes without a parent.
-        residual: [M, V], unnormalised weights of the token drawn if the walk ends at node i: all its children were
+        residual: [M, V], unnormalised weights of the token sampled if the walk ends at node i: all its children were
             rejected, or it has none. Zero at tail nodes. Both float32, or float64 if target or draft logits are.
 
     Raises:

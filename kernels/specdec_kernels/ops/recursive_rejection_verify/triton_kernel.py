@@ -90,7 +90,7 @@ def reject_children(
                                 part += tile.to(tl.float64)
                             q_scale = 1.0 / tl.sum(part, 0)
                             q_token = q_token * q_scale
-                if q_token > 0:  # otherwise it was not drawn from its distribution and is no proposal
+                if q_token > 0:  # otherwise it was not sampled from its distribution and is no proposal
                     p_token = residual_weights(inputs, flags, node, first, child, token, None)
                     chance = tl.minimum(reach * p_token.to(tl.float64) / total / q_token, 1.0)
                     tl.store(accept_ptr + child, chance.to(tl.float32))

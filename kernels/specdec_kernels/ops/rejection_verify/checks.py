@@ -26,7 +26,7 @@ def check(
     rule: str = REJECTION,
     mass: Tensor | None = None,
 ) -> None:
-    """Raises ValueError for arguments that `op` cannot take.
+    """Checks the arguments of a verify operator on draft chains.
 
     Args:
         op: Operator that errors name.
@@ -35,6 +35,9 @@ def check(
         max_depth: Capacity of a path, or None for operators without randomness.
         rule: Name of the rule.
         mass: Block masses of the target's distributions, or None.
+
+    Raises:
+        ValueError: If `op` cannot take the arguments.
     """
     if rule not in (REJECTION, BLOCK_RULE):
         raise ValueError(f"{op}: rule is {rule!r}; expected {REJECTION!r} or {BLOCK_RULE!r}")
@@ -55,7 +58,7 @@ def check(
 
 
 def _check_values(op: str, chains: DraftChains, vocab_size: int, dists: int, max_depth: int | None) -> None:
-    """The part of `check` that reads tensors. dists: number of draft distributions."""
+    """Checks the values of the tensors; see `check`. dists: number of draft distributions."""
     offsets = chains.offsets
     inner = ChainNodes.of(offsets, len(chains.tokens)).place > 0
     kinds, rows = chains.proposal_kinds, chains.dist_index

@@ -38,7 +38,7 @@ def rejection_verify(
     rule: str = REJECTION,
     mass: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator."""
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     try:
         return _rejection_verify(
             tokens, offsets, proposal_kinds, dist_index, *target, *(draft or NO_DISTRIBUTION), token_ids, seeds,
@@ -69,7 +69,7 @@ def rejection_verify_logits(
     max_depth: int,
     rule: str = REJECTION,
 ) -> tuple[Tensor, ...]:
-    """The operator."""
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     parts = (
         tokens, offsets, proposal_kinds, dist_index, logits, *sampling, *(draft or NO_DISTRIBUTION), token_ids, seeds,
         root_positions,
@@ -86,7 +86,7 @@ def rejection_verify_logits(
 
 
 def rejection_thresholds(*args: Any, rule: str = REJECTION, **named: Any) -> tuple[Tensor, Tensor]:
-    """The operator, its arguments as `bind_chains` takes them."""
+    """Runs the operator. Parameters are those of `bind_chains`."""
     chains, _ = bind_chains(*args, **named)
     try:
         return _rejection_thresholds(*chains.flat(), _IS_BLOCK[rule])

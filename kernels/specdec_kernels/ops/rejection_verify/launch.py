@@ -37,10 +37,13 @@ WARPS = 8
 
 
 def _chain_scratch(chains: DraftChains) -> list[TensorSpec]:
-    """Scratch of `_ChainLaunches`.
+    """Returns the scratch of `_ChainLaunches`.
 
-    Per node: child, applied, distribution row, threshold, scale, reach. Per row: last node, its rejected child. Then
-    that of residuals and of the draw.
+    Per node: child, applied, distribution row, threshold, scale, reach. Per row: last node and its rejected child. The
+    scratch of residuals and of the sample follows.
+
+    Returns:
+        The specs in this order.
     """
     nodes, rows, vocab_size = (chains.tokens.shape[0],), (chains.offsets.shape[0] - 1,), chains.target[0].shape[1]
     single, integer = torch.float32, torch.int32
@@ -136,7 +139,7 @@ def rejection_verify(
     workspace: Tensor | None = None,
     **named: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator, its arguments as `bind_chains` takes them."""
+    """Runs the operator. Parameters are those of `bind_chains`."""
     chains, randomness = bind_chains(*args, **named)
     check("rejection_verify", chains, randomness, max_depth=max_depth, rule=rule, mass=mass)
     launches = _ChainLaunches("rejection_verify", chains, rule, max_depth, out, workspace, overlay)
@@ -156,8 +159,12 @@ def _scratch_logits(
     max_depth: int,
     **kwargs: object,
 ) -> list[TensorSpec]:
-    """Scratch of both parts. Per node: whether its statistics are unneeded, whether it has no child. Per row: its last
-    node.
+    """Returns the scratch of both parts, then per node two flags and per row the last node.
+
+    The flags are whether the statistics of the node are unneeded, and whether it has no child.
+
+    Returns:
+        The specs in this order.
     """
     chains = DraftChains(tokens, offsets, proposal_kinds, dist_index, (logits,) * 5, draft, token_ids)
     nodes, rows = tokens.shape[0], offsets.shape[0] - 1
@@ -185,7 +192,7 @@ def rejection_verify_logits(
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The operator. Statistics of all rows are computed in parallel; unneeded ones are then marked as such."""
+    """Runs the operator. Statistics of all rows are computed in parallel; unneeded ones are then marked as such."""
     op = "rejection_verify_logits"
     argument_checks.check_max_depth(op, max_depth)
     check_sampling(logits, *sampling)
@@ -217,7 +224,7 @@ def rejection_verify_logits(
 def rejection_thresholds(
     *args: Any, rule: str = REJECTION, overlay: Overlay | None = None, **named: Any
 ) -> tuple[Tensor, Tensor]:
-    """The operator, its arguments as `bind_chains` takes them."""
+    """Runs the operator. Parameters are those of `bind_chains`."""
     chains, _ = bind_chains(*args, **named)
     check("rejection_thresholds", chains, rule=rule)
     nodes, offsets = chains.tokens.shape[0], chains.offsets
@@ -226,7 +233,7 @@ def rejection_thresholds(
         launches.compute_thresholds(offsets, offsets, None, False)
     left = dense_residuals(launches.residual, launches.child, nodes)
     whole = dense_residuals(launches.residual, torch.full_like(launches.child, -1), nodes)
-    # An empty residual: proposal and target are equal up to rounding. The token is drawn from the target.
+    # An empty residual: proposal and target are equal up to rounding. The token is sampled from the target.
     left = torch.where(left.sum(1, keepdim=True, dtype=torch.float64) > 0, left, whole)
     inside = torch.arange(nodes, device=chains.tokens.device) < offsets[-1]
     return launches.threshold, torch.where(inside[:, None], left, 0.0)

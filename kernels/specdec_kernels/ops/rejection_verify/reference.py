@@ -16,7 +16,7 @@ from .reference_thresholds import ChainNodes, block_rule, log_ratios, rejection_
 
 
 def _thresholds(chains: DraftChains, rule: str) -> tuple[ChainNodes, Tensor, Tensor | None]:
-    """(nodes, threshold of every node's uniform draw, reach of the block rule)."""
+    """Returns the nodes, the threshold of every node's uniform, and the reach of the block rule."""
     places, log_ratio = log_ratios(chains)
     if rule == REJECTION:
         return places, rejection_rule(log_ratio, places), None
@@ -45,21 +45,21 @@ def rejection_verify(
     Shapes: M packed nodes of B rows, V target ids, R draft distributions of Vd columns.
 
     Rejection rule: node i of a row, the child of node i - 1, is accepted iff ``u < p(x) / q(x)``, strictly. Here p is
-    the target distribution after node i - 1, and q the distribution the token was drawn from (q(x) = 1 if it is
-    deterministic). After the first rejection the next token is drawn from the positive part of p - q (p without x if it
-    is deterministic). Without a rejection it is drawn from the distribution after the last node.
+    the target distribution after node i - 1. The token was sampled from q; q(x) = 1 for a deterministic token. After
+    the first rejection the next token is sampled from the positive part of p - q, or from p without x if x is
+    deterministic. Without a rejection it is sampled from the distribution after the last node.
 
     Block rule: let w = 1 at the root and w = min(1, w' p(x) / q(x)) at its descendants, where w' belongs to the node
-    before. The path ends at the last node with ``u < h``, whatever the draws before it were. h = w at the last node of
-    a row and at a node whose target distribution has no weight (lse = NaN). Elsewhere h = S / (S + 1 - w) (1 if w = 1),
-    where S is the total of the positive part of w p - q, p the target distribution after the node and q the
-    distribution its child was drawn from. The next token is drawn from that positive part. At least as many tokens are
-    accepted as by the rejection rule; for chains of deterministic tokens their number has the same distribution.
+    before. The path ends at the last node with ``u < h``, whatever the earlier uniforms are. h = w at the last node of
+    a row and at a node whose target distribution has no weight (lse = NaN). Elsewhere h = S / (S + 1 - w) (1 if w = 1).
+    S is the total of the positive part of w p - q, where p is the target distribution after the node and q that of its
+    child. The next token is sampled from this positive part. The block rule accepts at least as many tokens as the
+    rejection rule. For chains of deterministic tokens, both numbers have the same distribution.
 
-    A sampled token without weight under its distribution (log q < -87) was not drawn from it and is no proposal. Both
+    A sampled token without weight under its distribution (log q < -87) was not sampled from it and is no proposal. Both
     rules reject it and treat the node before it as the last one of its row, so nothing is subtracted from p there.
 
-    The next token is drawn by two-level Gumbel-max (``random.sample_from_weights``), which reads one row per request.
+    The next token is sampled by two-level Gumbel-max (``random.sample_from_weights``), which reads one row per request.
 
     Args:
         tokens: Packed nodes in target ids, int64 [M]; the first node of a row is its root.
@@ -124,7 +124,7 @@ def rejection_verify(
 
 
 def rows_needing_stats(path: Tensor, num_accepted: Tensor, offsets: Tensor, nodes: int, rule: str) -> Tensor:
-    """bool [nodes]: rows whose statistics a rule needs besides the acceptance tests."""
+    """Returns the rows whose statistics a rule needs besides the acceptance tests, bool [nodes]."""
     ends = on_paths(path.gather(1, num_accepted[:, None].long()), nodes)
     return ends | ChainNodes.of(offsets, nodes).has_child if rule == BLOCK_RULE else ends
 
@@ -168,7 +168,7 @@ def rejection_verify_logits(
         next_token: As rejection_verify.
         inv_t, lse, cut, tie_id, mass: As distribution_stats(..., masses=True) for the node at which each path ends, and
             by the block rule for all nodes with a child. Other rows are cleared: inv_t, cut and tie_id 0, lse +inf,
-            mass NaN. So may be a node without a child, whose distribution is drawn from as it is. A row without a
+            mass NaN. Nodes without a child may be cleared too, as their next token needs no residual. A row without a
             distribution (lse NaN) is always reported.
 
     Raises:
@@ -210,7 +210,7 @@ def rejection_thresholds(
 
     Returns:
         accept: [M], threshold of each node's uniform draw (1 at roots, 0 at tail nodes).
-        residual: [M, V], unnormalised weights of the token drawn if the path ends at node i. Zero at tail nodes. Both
+        residual: [M, V], unnormalised weights of the token sampled if the path ends at node i. Zero at tail nodes. Both
             float32, or float64 if target or draft logits are.
 
     Raises:

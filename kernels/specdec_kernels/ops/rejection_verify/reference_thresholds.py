@@ -75,7 +75,7 @@ def log_ratios(chains: DraftChains) -> tuple[ChainNodes, Tensor]:
         q = _log_weight_at(chains.draft, torch.where(sampled, chains.dist_index, 0).long(), column)
         q = torch.where(has_column, q, -torch.inf).to(torch.promote_types(log_p.dtype, q.dtype))
         log_q = torch.where(sampled, q, log_q.to(q.dtype))
-    # A token without weight in q was not drawn from q. It is no proposal, and nothing is subtracted from p.
+    # A token without weight in q was not sampled from q. It is no proposal, and nothing is subtracted from p.
     no_proposal = log_q < LEAST_LOG_WEIGHT
     ratio = torch.where(no_proposal, -torch.inf, log_p - log_q)
     proposed = torch.cat([~no_proposal[1:], no_proposal.new_zeros(min(nodes, 1))])
@@ -95,14 +95,17 @@ def block_reach(log_ratio: Tensor, places: ChainNodes) -> Tensor:
 def residual_weights(
     nodes: Tensor, chains: DraftChains, places: ChainNodes, reach: Tensor | None, fall_back: bool = True
 ) -> Tensor:
-    """Weights of the next token if the path ends at these nodes: float [N, V].
+    """Computes the weights of the next token if the path ends at these nodes.
 
     Args:
-        nodes: int64 [N].
+        nodes: Packed nodes, int64 [N].
         chains: Draft chains.
-        places: Their nodes, from `log_ratios`.
+        places: Nodes of the chains, from `log_ratios`.
         reach: Reach of the block rule, or None.
-        fall_back: Return p where the residual is empty.
+        fall_back: Whether to return p if the residual is empty.
+
+    Returns:
+        Weights, float [N, V].
     """
     p = dist_probs(*(part[nodes] for part in chains.target))
     dtype = p.dtype if chains.draft is None else torch.promote_types(p.dtype, chains.draft[1].dtype)
@@ -126,18 +129,18 @@ def residual_weights(
         rest[sampled] = (rest[sampled] - spread).clamp(min=0.0)
     if not fall_back:
         return rest
-    # An empty residual: p <= q up to rounding, and a rejection is itself rounding. The token is drawn from p.
+    # An empty residual: p <= q up to rounding, and a rejection is itself rounding. The token is sampled from p.
     empty = rest.sum(1, dtype=torch.float64) <= 0
     return torch.where(empty[:, None], p, rest)
 
 
 def rejection_rule(log_ratio: Tensor, places: ChainNodes) -> Tensor:
-    """Threshold of every node's uniform draw by the rejection rule: 1 at roots, 0 at tail nodes."""
+    """Returns the threshold of every node's uniform by the rejection rule: 1 at roots, 0 at tail nodes."""
     return torch.where(places.row < 0, 0.0, log_ratio.exp().clamp(max=1.0))
 
 
 def block_rule(chains: DraftChains, log_ratio: Tensor, places: ChainNodes) -> tuple[Tensor, Tensor]:
-    """(threshold of every node's uniform draw, reach) by the block rule."""
+    """Returns the threshold of every node's uniform, and its reach, by the block rule."""
     reach = block_reach(log_ratio, places)
     nodes = torch.arange(len(chains.tokens), device=chains.tokens.device)
     left = residual_weights(nodes, chains, places, reach, fall_back=False).sum(1, dtype=torch.float64)

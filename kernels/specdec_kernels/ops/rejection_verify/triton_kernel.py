@@ -1,4 +1,4 @@
-"""Triton kernels of rejection_verify: accept thresholds and the walk. `draft_sample`'s kernels draw the next token.
+"""Triton kernels of rejection_verify: thresholds and the walk. The kernels of `draft_sample` sample the next token.
 
 One program holds a whole chain. The rejection rule needs a few numbers per node, so its walk follows at once. The block
 rule needs the mass of the residual at every node that has a child: one program per such node sums it, then a third
@@ -77,7 +77,7 @@ def compute_ratios(
         tl.store(dist_index_ptr + node, source, mask=sampled)
         column = draft_column(draft_column_ptr, token, vocab_size, MAPPED, None)
         log_q = log_weights_at(inputs.draft, source, column, sampled, False)
-        # A token without weight in q was not drawn from q. It is no proposal, and nothing is subtracted from p.
+        # A token without weight in q was not sampled from q. It is no proposal, and nothing is subtracted from p.
         none = sampled & (log_q < LEAST_LOG_WEIGHT)
         proposed = inner & (none == 0)
         ratio = tl.where(none, NEGATIVE_INFINITY, ratio - tl.where(sampled & (none == 0), log_q, 0.0))

@@ -20,7 +20,7 @@ def replay_sample(
     positions: Tensor,
     noise: Tensor | None = None,
 ) -> Tensor:
-    """The operator."""
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     try:
         return _replay_sample(logits, inv_t, cut, tie_id, seeds, positions, noise)
     except (RuntimeError, ValueError):

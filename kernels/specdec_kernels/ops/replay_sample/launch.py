@@ -38,7 +38,7 @@ def replay_sample(
     out: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """The operator in two launches."""
+    """Runs the operator in two launches."""
     check(logits, inv_t, cut, tie_id, seeds, positions, noise)
     rows, vocab_size = logits.shape
     (best,), _ = carve_workspace("replay_sample", workspace, scratch(logits), logits.device)

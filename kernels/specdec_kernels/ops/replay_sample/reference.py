@@ -57,11 +57,11 @@ def replay_sample(
         cut: Smallest logits that are kept, [R].
         tie_id: Largest ids that are kept at `cut`, int32 [R].
         seeds: Request seed of each row, int64 [R].
-        positions: Absolute position of the token being chosen, int32 [R].
+        positions: Absolute position of the sampled token, int32 [R].
         noise: Gumbel noise in place of keyed noise, float32 [R, V], or None.
 
     Returns:
-        Token ids, int64 [R]. Only tokens with weight are chosen. Ties go to the lower id. Greedy rows give tie_id. Rows
+        Token ids, int64 [R]. Only tokens with weight occur. Ties go to the lower id. Greedy rows give tie_id. Rows
         without any weight (see distribution_stats) give 0.
 
     Raises:

@@ -24,7 +24,7 @@ def replay_verify(
     *,
     max_depth: int,
 ) -> tuple[Tensor, ...]:
-    """The operator."""
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     parts = (tokens, offsets, first_child, next_sibling, score_only, logits, *sampling, seeds, root_positions)
     try:
         return _replay_verify(*parts, max_depth)

@@ -58,7 +58,7 @@ def replay_verify(
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The operator. Statistics and choices of all nodes are computed in parallel."""
+    """Runs the operator. Statistics and choices of all nodes are computed in parallel."""
     op, links = "replay_verify", (tokens, offsets, first_child, next_sibling)
     check(*links, score_only, logits, sampling, seeds, root_positions, max_depth=max_depth)
     (nodes, vocab), rows = logits.shape, offsets.shape[0] - 1

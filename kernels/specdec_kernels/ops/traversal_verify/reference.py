@@ -81,19 +81,18 @@ def traversal_verify(
 
     Shapes: M packed nodes of B rows, V target ids, R draft distributions of Vd columns.
 
-    Every node has a reach w (1 at the root) and a distribution P (the target's at first). Its children x are visited in
-    index order, drawn from Q as in recursive_rejection_verify. The child's reach is ``min(1, w P(x) / Q(x))``. When its
-    whole subtree has failed, let S be the total of the positive part of w P - Q: P becomes that part normalised, and w
-    becomes ``S / (S + 1 - w)``. (S = 0: w becomes 0, but at reach 1 it stays 1, with P as it was.) When all children
-    have failed, the node itself is accepted iff its uniform draw is below w, strictly. The next token is drawn from P.
+    Every node has a reach w (1 at the root) and a distribution P, at first the target's. Its children are visited in
+    index order. Child x was sampled from Q, as in recursive_rejection_verify. Its reach is ``min(1, w P(x) / Q(x))``.
+    If its whole subtree fails, let S be the total of the positive part of w P - Q. P becomes this part, normalised, and
+    w becomes ``S / (S + 1 - w)``. If S = 0, w becomes 0, except that a reach of 1 stays 1 and P stays as it is. If all
+    children fail, the node itself is accepted iff its uniform is below w, strictly. The next token is sampled from P.
 
-    So the path ends at the first node in post-order that is accepted; the root always is. A node whose target
-    distribution has no weight at all (lse = NaN) is a leaf: its children have reach 0. On a chain this is block
-    verification. Proposal distributions, tokens without weight and rounding are treated as in
-    recursive_rejection_verify.
+    The path therefore ends at the first accepted node in post-order; the root is always accepted. A node whose target
+    distribution has no weight (lse = NaN) is a leaf: its children have reach 0. On a chain this is block verification.
+    Proposal distributions, tokens without weight and rounding are treated as in recursive_rejection_verify.
 
-    The uniform draws must be fresh in every step, because the rule reads draws of nodes that it does not accept. They
-    are keyed by the root's position and the node's place, never by the position of the node's own token.
+    The uniforms must be fresh in every step, because the rule reads uniforms of nodes that it does not accept. Their
+    keys are the root's position and the node's index, never the position of the node's own token.
 
     Args:
         tokens: Packed nodes in target ids, int64 [M]; the first node of a row is its root.
@@ -186,7 +185,7 @@ def traversal_thresholds(
     Returns:
         accept: [M], threshold of each node's uniform draw, given that every node before it in post-order failed. 1 at
             roots, 0 at score-only nodes and below them, at tail nodes and at nodes without a parent.
-        residual: [M, V], unnormalised weights of the token drawn if the path ends at node i. Zero at tail nodes. Both
+        residual: [M, V], unnormalised weights of the token sampled if the path ends at node i. Zero at tail nodes. Both
             float32, or float64 if target or draft logits are.
 
     Raises:

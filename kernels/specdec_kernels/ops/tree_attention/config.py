@@ -50,7 +50,10 @@ def choose_config(rows: int, width: int, itemsize: int, narrow: bool = False, fr
         width: Width of a head.
         itemsize: Bytes per element of a query.
         narrow: Whether the cache holds 8-bit numbers, whose conversion takes registers.
-        frugal: Whether a program has only `SMALL_SHARED_MEMORY`. One tile less is loaded ahead; sums stay the same.
+        frugal: Whether a program has only `SMALL_SHARED_MEMORY`. It prefetches one tile less; sums stay the same.
+
+    Returns:
+        The configuration.
     """
     block_d = max(16, next_power_of_2(width))
     block_m = min(128, max(16, next_power_of_2(rows)))

@@ -35,11 +35,22 @@ def tree_attention(
     batch_invariant: bool = False,
     plan: AttentionPlan | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
+    """Calls the C++ operator, also inside torch.compile, where tensors may be on a GPU.
+
+    Args as in the reference.
+
+    Returns:
+        The output, and with `return_lse` also the log-sum-exp.
+
+    Raises:
+        ValueError: If an argument is wrong, or if a graph passes an option that its schema lacks.
+        RuntimeError: If the operator fails on valid arguments.
+    """
     if softcap or window:
         check_numbers(softcap, window)
     if key_scale is not None or value_scale is not None or (batch_invariant and not query.is_cpu):
-        raise ValueError(  # only a compiler comes here with these, or with tensors on a GPU
-            "tree_attention: got key_scale, value_scale or batch_invariant inside of torch.compile, expected a call "
+        raise ValueError(  # only torch.compile passes these, or tensors on a GPU
+            "tree_attention: got key_scale, value_scale or batch_invariant inside of torch.compile; expected a call "
             "without them; leave tree_attention out of the graph with torch.compiler.disable"
         )
     rest = (page_table, lengths, offsets, ancestors, depth, scale, softcap, window, sinks)
@@ -54,6 +65,6 @@ def tree_attention(
         tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
         check_arguments(
             *tensors, softcap=softcap, window=window, sinks=sinks, out=out
-        )  # says what was got, if it is that
+        )  # raises with a message that says what to do
         raise
     return out if lse is None else (out, lse)

@@ -68,7 +68,7 @@ def _combine(name: str, count: int, everyday: tuple[str, ...], dtype: str = "bf1
 def _shares(
     name: str, config: Config, everyday: tuple[str, ...], dtype: str = "bf16", kv: str = "", **special: object
 ) -> Variant:
-    """The kernel on a fixed grid: the differences from the one with pieces."""
+    """Returns the variant of the kernel with a plan, from that of the kernel with pieces."""
     plain = _attend("", dtype, config, (), kv)
     arguments = {
         **plain.arguments,

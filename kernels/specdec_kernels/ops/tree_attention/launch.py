@@ -165,7 +165,10 @@ def tree_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Runs the operator: one launch for one piece, two for several pieces and with a plan.
 
-    Args as in the reference; `lse` is contiguous float32 [M, H] that `return_lse` writes to.
+    Args as in the reference, and `lse`: contiguous float32 [M, H], to which `return_lse` writes.
+
+    Returns:
+        The output, and with `return_lse` also the log-sum-exp.
     """
     from .triton_kernel import attend_pieces, combine_pieces
 

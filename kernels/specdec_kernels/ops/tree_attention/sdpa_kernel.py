@@ -23,7 +23,7 @@ LARGE = 256
 
 @lru_cache(maxsize=1)
 def matrix_units() -> bool:
-    """Whether the processor multiplies bfloat16 matrices (AMX or AVX512-BF16)."""
+    """Returns whether the processor multiplies bfloat16 matrices (AMX or AVX512-BF16)."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="ignore") as lines:
             flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
@@ -41,6 +41,7 @@ def why_not(
     batch_invariant: bool = False,
     **kwargs: Any,
 ) -> str | None:
+    """Returns why torch's attention cannot serve a call, or None."""
     if batch_invariant:
         return "torch's attention adds keys in an order of its own"
     if softcap:
@@ -53,6 +54,7 @@ def why_not(
 
 
 def not_worth(query: Tensor, *args: Any, **kwargs: Any) -> str | None:
+    """Returns why the C++ kernel is faster for a call, or None."""
     if query.dtype != torch.bfloat16:
         return f"pays for bfloat16 only, not {query.dtype}"
     if query.shape[0] < LARGE:
@@ -102,6 +104,7 @@ def tree_attention(
     batch_invariant: bool = False,
     plan: AttentionPlan | None = None,
 ) -> Tensor:
+    """Runs the operator request by request: gathers its pages and calls torch's attention."""
     tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
     check_arguments(*tensors, softcap=softcap, window=window, sinks=sinks, out=out)
     check_data(*tensors)

@@ -58,20 +58,29 @@ def partial_size(plan: AttentionPlan, width: int) -> int:
 def check_plan(
     plan: AttentionPlan, numbers: Mapping[str, int], blocks: int, causal: bool, window: int, capacity: int
 ) -> None:
-    """Raises ValueError for a plan of other shapes or options, or one that cannot number so many slots.
+    """Checks that a plan fits the shapes and options of a call.
 
-    `numbers` are the keyword arguments of `attention_plan`, of which `programs` is the plan's own.
+    Args:
+        plan: The plan.
+        numbers: Keyword arguments of `attention_plan` for the call. `programs` is not compared.
+        blocks: Blocks of query rows.
+        causal: Whether nodes form chains.
+        window: Size of the attention window.
+        capacity: Slots of a row of the page table.
+
+    Raises:
+        ValueError: If the plan does not fit, or if it cannot number so many slots.
     """
     want = {**numbers, "programs": plan.programs, "blocks": blocks, "causal": causal, "window": window}
     got = {name: plan.rows.shape[0] if name == "blocks" else getattr(plan, name) for name in want}
     if got != want:
         raise ValueError(
-            f"tree_attention: plan has {got}, expected {want}; make one for these shapes and options with plan_for"
+            f"tree_attention: plan has {got}; expected {want}; make one for these shapes and options with plan_for"
         )
     most = max_tiles_per_block(blocks, plan.kv_heads) * plan.block_n
     if capacity > most:
         raise ValueError(
-            f"tree_attention: the page table has room for {capacity} tokens a row, expected at most {most} with a plan "
+            f"tree_attention: the page table has room for {capacity} tokens a row; expected at most {most} with a plan "
             f"of {blocks} blocks; call without one, as plan_for would"
         )
 

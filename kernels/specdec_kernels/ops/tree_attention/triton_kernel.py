@@ -51,10 +51,12 @@ VECTORIZED = (
 def locate_block(
     offsets_ptr, block, num_requests, num_nodes, GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_B: tl.constexpr
 ):
-    """Finds the request of a block. Returns request, its first node, its number of nodes, and the block's number there.
+    """Finds the request of a block.
 
-    Request b takes blocks offsets[b] * GROUP_SIZE // BLOCK_M + b and following. These are always enough, and known
-    without a plan.
+    Request b takes the blocks from offsets[b] * GROUP_SIZE // BLOCK_M + b on. They always suffice and need no plan.
+
+    Returns:
+        The request, its first node, its number of nodes, and the index of the block within the request.
     """
     row = tl.arange(0, BLOCK_B)
     first = tl.load(offsets_ptr + row, mask=(row > 0) & (row <= num_requests), other=0)

@@ -223,7 +223,8 @@ def visible_tiles(
 def attend_tiles(inputs, strides, options, block, length, kv_head, lo, hi):
     """Attends from a block of query rows to tiles lo .. hi - 1 of its request's keys.
 
-    Returns the weighted sum of the values, the highest score and the sum of the weights.
+    Returns:
+        The weighted sum of the values, the highest score and the sum of the weights.
     """
     GROUP_SIZE: tl.constexpr = options.GROUP_SIZE
     BLOCK_M: tl.constexpr = options.BLOCK_M

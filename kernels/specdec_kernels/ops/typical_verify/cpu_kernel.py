@@ -26,7 +26,7 @@ def typical_verify(
     delta: float,
     max_depth: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator."""
+    """Calls the C++ operator. Arguments that it refuses are checked here, then passed again in contiguous memory."""
     links = (tokens, offsets, first_child, next_sibling)
     try:
         found: tuple[Tensor, Tensor, Tensor] = _typical_verify(

@@ -24,7 +24,7 @@ TILE = 64
 
 
 def _tree_scratch(trees: DraftTrees) -> list[TensorSpec]:
-    """Per node: entropies of pieces, parent, mark. Per row: last node, its rejected child (none). Then the draw's."""
+    """Returns the scratch per node (entropies of pieces, parent, mark), per row (two nodes), and of the sample."""
     (nodes, vocab_size), rows, integer = trees.target[0].shape, trees.offsets.shape[0] - 1, torch.int32
     own: list[TensorSpec] = [
         ((nodes, -(-vocab_size // PIECE)), torch.float64),
@@ -52,7 +52,7 @@ def typical_verify(
     workspace: Tensor | None = None,
     **named: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator, its arguments as `bind` takes them."""
+    """Runs the operator. Parameters are those of `bind`."""
     trees, randomness = bind(*args, **named)
     check(trees, randomness, epsilon, delta, max_depth)
     rows, device = trees.offsets.shape[0] - 1, trees.tokens.device

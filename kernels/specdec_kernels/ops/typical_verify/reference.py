@@ -57,8 +57,8 @@ def typical_verify(
     Shapes: M packed nodes of B rows, V target ids.
 
     A node's token is typical if its probability after its parent is above min(epsilon, delta * exp(-H)), where H is the
-    entropy of that distribution in nats. The path is the longest one of typical tokens; of several, the one whose nodes
-    come first among siblings. The next token is drawn from the target's distribution at its end
+    entropy of that distribution in nats. The path is the longest one of typical tokens. Among equally long paths, nodes
+    that come first among siblings win. The next token is sampled from the target's distribution at its end
     (``random.sample_from_weights``).
 
     Args:
