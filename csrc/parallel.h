@@ -1,5 +1,5 @@
-// Threads for kernels that take plain pointers. The extension implements `run_parallel` with torch's thread pool
-// (csrc/bindings/module.cpp); other programs (csrc/sanitize) bring their own.
+// Parallel loops for kernels on plain pointers. The extension implements `run_parallel` with torch's thread pool
+// (csrc/bindings/module.cpp); other programs (csrc/sanitize) have their own implementation.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -11,11 +11,11 @@ using RangeFunction = void (*)(int64_t begin, int64_t end, void* context);
 // Runs function over disjoint pieces of [begin, end) of at least `grain` items; returns when all are done.
 void run_parallel(int64_t begin, int64_t end, int64_t grain, RangeFunction function, void* context);
 
-// Threads that run_parallel may use.
+// The number of threads that run_parallel may use.
 int thread_count();
 
-// body(begin, end) over [begin, end). Stays on the calling thread when everything fits into one grain: starting other
-// threads costs from ten microseconds to far more on a loaded machine, so grains must stand for real work.
+// Runs body(begin, end) over pieces of [begin, end), or on the calling thread if the range fits into one grain. Starting
+// threads costs ten microseconds or far more on a loaded machine, so a grain must be substantial work.
 template <class Body>
 inline void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
   if (begin >= end) return;
@@ -28,8 +28,8 @@ inline void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& 
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// The first i below `count` for which test(i) holds, or count. With `together` threads take the next item when they are
-// done with one, so a few behind the answer may be tested too.
+// The first i below `count` for which test(i) holds, or count. With `together`, threads take items in order, so a few items
+// after the result may be tested too.
 template <class Test>
 inline int64_t first_in_order(int64_t count, bool together, const Test& test) {
   std::atomic<int64_t> next{0}, found{count};

@@ -1,4 +1,4 @@
-// Element types of tensors as plain C++: storage structs for the half formats and exact conversions to and from float.
+// Element types of tensors in plain C++: storage structs for the 16-bit formats, and exact conversions to and from float.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -25,7 +25,7 @@ inline uint32_t bits_of_float(float value) {
   return bits;
 }
 
-// Type in which values of T are computed with.
+// The type of computations with values of T.
 template <class T>
 struct AccumulatorOf {
   using type = float;
@@ -44,11 +44,11 @@ inline float widen(Half value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
   const uint32_t magnitude = value.bits & 0x7fffu;
   if (magnitude >= 0x7c00u) return float_of_bits(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
-  // Moving the exponent by a multiplication with 2^112 also normalises subnormal numbers, exactly.
+  // Multiplication by 2^112 shifts the exponent and normalises subnormal numbers exactly.
   return float_of_bits(sign | bits_of_float(float_of_bits(magnitude << 13) * 0x1p112f));
 }
 
-// Round to nearest, ties to even, as torch does.
+// Rounds to nearest, ties to even, like torch.
 template <class T>
 T narrow(Accumulator<T> value);
 
@@ -80,7 +80,7 @@ inline Half narrow<Half>(float value) {
   return {static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13))};
 }
 
-// Calls function(T{}) with the C++ type that stands for `scalar`.
+// Calls function(T{}) with the C++ type of `scalar`.
 template <class Function>
 inline void with_scalar(Scalar scalar, const Function& function) {
   switch (scalar) {

@@ -1,5 +1,5 @@
-// A thin vector of SPECDEC_LANES floats, written with compiler vectors so that one source serves AVX-512, AVX2, SSE2 and
-// NEON. Included once per instruction set, inside that file's target pragma and namespace; see tile_portable.cpp.
+// A vector of SPECDEC_LANES floats, written with compiler vectors: one source for AVX-512, AVX2, SSE2 and NEON. Each
+// instruction set's file includes it once, inside its target pragma and namespace (see tile_portable.cpp).
 
 typedef float Floats __attribute__((vector_size(4 * SPECDEC_LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * SPECDEC_LANES)));
@@ -33,7 +33,7 @@ inline void store(float* to, Floats value) { __builtin_memcpy(to, &value, sizeof
 inline Floats all(float value) { return value - Floats{}; }
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// a * b + c; fused where the hardware has it (the build turns implicit fusion off).
+// a * b + c, fused if the hardware has it (the build turns implicit fusion off).
 inline Floats fma(Floats a, Floats b, Floats c) {
 #if SPECDEC_LANES == 16
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -46,7 +46,7 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// Lanes whose bit is clear become `fill`.
+// Replaces lanes whose bit is clear by `fill`.
 inline Floats keep(Floats value, uint32_t bits, Floats fill) {
 #if SPECDEC_LANES == 16
   return (Floats)_mm512_mask_mov_ps((__m512)fill, static_cast<__mmask16>(bits), (__m512)value);
@@ -59,7 +59,7 @@ inline Floats keep(Floats value, uint32_t bits, Floats fill) {
 
 using Lanes = std::make_index_sequence<kLanes>;
 
-// Lane i of a where bit STEP of i is clear, else lane i - STEP of b; and the complement of it.
+// join_low: lane i of a if bit STEP of i is clear, else lane i - STEP of b. join_high: the remaining lanes.
 template <int STEP, size_t... I>
 inline Floats join_low(Floats a, Floats b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, ((I & STEP) ? static_cast<int>(I) - STEP + kLanes : static_cast<int>(I))...);
@@ -68,7 +68,7 @@ template <int STEP, size_t... I>
 inline Floats join_high(Floats a, Floats b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, ((I & STEP) ? static_cast<int>(I) + kLanes : static_cast<int>(I) + STEP)...);
 }
-// Lanes exchanged with the lane whose number differs in bit STEP.
+// Exchanges each lane with the lane whose index differs in bit STEP.
 template <int STEP, size_t... I>
 inline Floats exchange(Floats a, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, a, (static_cast<int>(I) ^ STEP)...);
@@ -136,10 +136,11 @@ inline Floats exponential(Floats x) {
   return x < all(-87.3f) ? Floats{} : y * power;
 }
 
+// tanh(x).
 inline Floats hyperbolic_tangent(Floats x) {
   const Floats size = x < 0 ? -x : x;
   const Floats far = all(1.0f) - all(2.0f) * exponential(all(-2.0f) * size) / (all(1.0f) + exponential(all(-2.0f) * size));
-  // Near zero the formula above loses digits: odd Taylor polynomial, exact enough below 0.25.
+  // Near zero the formula above loses digits. An odd Taylor polynomial is exact enough below 0.25.
   const Floats z = x * x;
   Floats y = all(-1382.0f / 155925.0f);
   y = fma(y, z, all(62.0f / 2835.0f));

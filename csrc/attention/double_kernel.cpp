@@ -1,4 +1,4 @@
-// float64 attention: plain loops, one query at a time. For tests and exact comparisons, not for speed.
+// float64 attention: plain loops, one query at a time, for tests and exact comparisons.
 #include <cmath>
 #include <limits>
 

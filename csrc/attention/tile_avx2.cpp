@@ -1,4 +1,4 @@
-// The tile kernel for AVX2 with FMA and F16C. Called only where the processor has it (tree_attention.cpp).
+// The tile kernel for AVX2 with FMA and F16C. tree_attention.cpp calls it only on processors that have them.
 #include "attention/tree_attention.h"
 
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-// The tile kernel for AVX-512. Called only where the processor has it (tree_attention.cpp).
+// The tile kernel for AVX-512. tree_attention.cpp calls it only on processors that have it.
 #include "attention/tree_attention.h"
 
 #if defined(__x86_64__)

@@ -1,19 +1,19 @@
-// One tile of tree attention: scores of a block of keys, online softmax, weighted sum of values. Included once per
-// instruction set after simd.h.
+// One tile of tree attention: scores [queries, kKeyBlock] of a block of keys, online softmax, weighted sum of values
+// [queries, D]. Each instruction set's file includes it once, after simd.h.
 //
-// The order of every sum depends on the key's slot and the width alone, never on how many nodes, heads or rows come with
-// it, as long as a row has few nodes (Tile::wide is false): the same node gives the same bits in any company.
+// Batch invariant: for rows with few nodes (Tile::wide is false) the order of every sum depends only on the key's slot and
+// the width. A node has the same bits whatever nodes, heads or rows share the call.
 
 #if SPECDEC_LANES == 16
 constexpr int kRowTile = 6, kColumnTile = 4;  // 24 of 32 registers
 #else
 constexpr int kRowTile = 4, kColumnTile = 2;  // 8 of 16 registers and room for operands
 #endif
-constexpr int64_t kAhead = 4;  // slots to fetch early: they are too far apart for the processor to guess
+constexpr int64_t kAhead = 4;  // slots to prefetch: they are too far apart for the hardware prefetcher
 constexpr float kNegativeInfinity = -__builtin_inff();
 
-// c[i][j] (+)= sum over k of a[i][k] * b[k][offset + j] for ROWS x COLUMNS vectors. The same places of `ahead`, unless that is
-// null, are fetched meanwhile, for whoever reads them next.
+// c[i][j] (+)= sum over k of a[i][k] * b[k][offset + j] for ROWS x COLUMNS vectors. Unless null, the same elements of `ahead`
+// are prefetched for their next reader.
 template <int ROWS, int COLUMNS>
 void multiply_tile(const float* a, int64_t lda, const float* const* b, const float* const* ahead, int64_t offset, int64_t count, float* c, int64_t ldc, bool add) {
   Floats sum[ROWS][COLUMNS];
@@ -58,7 +58,7 @@ inline MultiplyTile multiply_tile_of(int64_t rows, int64_t columns) {
   return rows == 2 ? multiply_tile_of<2>(columns) : multiply_tile_of<1>(columns);
 }
 
-// c += or = a * b with b given by pointers to its rows; `ahead`, unless null, is fetched meanwhile.
+// c += or = a * b with b given by pointers to its rows. Unless null, `ahead` is prefetched.
 inline void multiply(const float* a, int64_t rows, int64_t lda, const float* const* b, const float* const* ahead, int64_t vectors, int64_t count, float* c,
                      int64_t ldc, bool add) {
   for (int64_t j = 0; j < vectors; j += kColumnTile) {
@@ -71,8 +71,8 @@ inline void multiply(const float* a, int64_t rows, int64_t lda, const float* con
 }
 
 // scores[i][k] = query i . key k for ROWS queries and kLanes / ROWS keys at a time; vectors run along the width. Writes
-// scores of whole groups of keys, so keys[count...] must be readable up to the end of a group. `ahead`, unless null, is
-// fetched meanwhile: as many rows, for whoever reads them next.
+// scores of whole groups of keys, so keys[count...] must be readable up to the end of a group. Unless null, as many rows of
+// `ahead` are prefetched.
 template <int ROWS>
 void dot_tile(const float* query, int64_t width, const float* const* keys, const float* const* ahead, int64_t count, float* scores) {
   constexpr int kKeys = kLanes / ROWS;
@@ -117,9 +117,9 @@ inline void widen_row(const T* from, int64_t width, int64_t total_width, float* 
   for (; d < total_width; ++d) to[d] = 0.0f;
 }
 
-// Pointers to the rows of slots [begin, begin + count): copied to `memory` as floats, or used where they lie if `in_place`
-// and they already are floats of the padded width. Slots are often 4 KiB apart and then fight for the same lines of the
-// first cache, so what many queries read is better copied.
+// Pointers to the rows of slots [begin, begin + count): copies in `memory` as floats, or the cache itself if `in_place` and
+// it holds floats of the padded width. Slots are often 4 KiB apart and then conflict in the L1 cache, so rows that many
+// queries read are copied.
 template <class T>
 inline void gather_rows(const T* cache, int64_t page_stride, int64_t slot_stride, const AttentionArguments& a, const int32_t* table,
                         int64_t begin, int64_t count, int64_t width, bool in_place, float* memory, const float** rows) {
@@ -149,8 +149,8 @@ inline void gather_rows(const T* cache, int64_t page_stride, int64_t slot_stride
   }
 }
 
-// Softmax of one block for one query: scores become weights, the state of the query moves on. A score that is NaN or
-// infinitely large makes everything of the query NaN, whatever comes after it.
+// Online softmax of one block for one query: turns scores into weights and updates the query's state. A score of NaN or +inf
+// makes the query's whole result NaN.
 inline void soften(float* scores, uint64_t visible, float softcap, float* max, float* sum, float* acc, int64_t width) {
   constexpr int kParts = kKeyBlock / kLanes;
   Floats part[kParts];
@@ -158,7 +158,7 @@ inline void soften(float* scores, uint64_t visible, float softcap, float* max, f
   for (int p = 0; p < kParts; ++p) {
     const Floats score = load(scores + p * kLanes);
     part[p] = softcap != 0.0f ? all(softcap) * hyperbolic_tangent(score / all(softcap)) : score;
-    part[p] = score == score ? part[p] : score;  // the tangent hides NaN
+    part[p] = score == score ? part[p] : score;  // tanh hides NaN
     part[p] = keep(part[p], static_cast<uint32_t>(visible >> (p * kLanes)), all(kNegativeInfinity));
     flaw += larger(Floats{}, part[p]) * all(0.0f);
     highest = larger(part[p], highest);
@@ -168,12 +168,12 @@ inline void soften(float* scores, uint64_t visible, float softcap, float* max, f
     for (int p = 0; p < kParts; ++p) store(scores + p * kLanes, Floats{});
     for (int64_t d = 0; d < width; d += kLanes) store(acc + d, all(nan));
     *sum = nan;
-    *max = -kNegativeInfinity;  // beyond all that comes, which adds nothing to it
+    *max = -kNegativeInfinity;  // above all later scores, which then add 0
     return;
   }
   const float block_max = largest(highest);
   const float next = block_max > *max ? block_max : *max;
-  if (next == kNegativeInfinity) {  // nothing seen so far
+  if (next == kNegativeInfinity) {  // no visible key so far
     for (int p = 0; p < kParts; ++p) store(scores + p * kLanes, Floats{});
     return;
   }
@@ -220,7 +220,7 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, const Tile* fol
   }
   const float softcap = static_cast<float>(a.softcap);
   const bool in_place = rows <= 32;
-  const bool ahead = in_place && std::is_same_v<T, float> && width == a.head_dim;  // rows are known before they are read
+  const bool ahead = in_place && std::is_same_v<T, float> && width == a.head_dim;  // row addresses are known before the reads
   for (int64_t block = tile.key_begin / kKeyBlock * kKeyBlock; block < tile.key_end; block += kKeyBlock) {
     const int64_t count = tile.key_end - block < kKeyBlock ? tile.key_end - block : kKeyBlock;
     uint64_t any = 0;
@@ -228,7 +228,7 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, const Tile* fol
     for (int64_t i = 0; i < tile.count; ++i) any |= visible[i] = visible_keys(a, tile.row, tile.first + i, block, count);
     if (any == 0) continue;
     gather_rows(keys, a.key_page, a.key_slot, a, table, block, count, width, in_place, key_memory, key_rows);
-    for (int64_t t = count; t < kKeyBlock; ++t) key_rows[t] = key_rows[count - 1];  // scored, then hidden
+    for (int64_t t = count; t < kKeyBlock; ++t) key_rows[t] = key_rows[count - 1];  // scored, then masked
     if (ahead) {
       gather_rows(values, a.value_page, a.value_slot, a, table, block, count, width, true, value_memory, value_rows);
       for (int64_t t = count; t < kKeyBlock; ++t) value_rows[t] = value_rows[count - 1];
@@ -279,7 +279,7 @@ void attend(const AttentionArguments& a, const Tile& tile, const Tile* following
   }
 }
 
-// Adds the state over other keys; always called in the order of the keys.
+// Adds the state over later keys. Calls must be in key order.
 void merge(int64_t rows, int64_t width, Partial into, Partial from) {
   for (int64_t r = 0; r < rows; ++r) {
     const float next = into.max[r] > from.max[r] ? into.max[r] : from.max[r];

@@ -1,4 +1,4 @@
-// The tile kernel for every other processor: four lanes, which compilers map to SSE2 and NEON.
+// The tile kernel for all other processors: four lanes, which compilers map to SSE2 and NEON.
 #include "attention/tree_attention.h"
 
 #if defined(__aarch64__)

@@ -12,11 +12,11 @@
 namespace specdec {
 namespace {
 
-constexpr int64_t kFewNodes = 64;       // rows with more transpose their keys
-constexpr int64_t kTileQueries = 96;    // queries per tile, about
+constexpr int64_t kFewNodes = 64;       // rows with more nodes transpose their keys
+constexpr int64_t kTileQueries = 96;    // approximate queries per tile
 constexpr int64_t kWideQueries = 192;   // the same for rows with many nodes
 constexpr int64_t kChunk = 512;         // keys per partial result of a row with few nodes, a multiple of kKeyBlock
-constexpr double kGrain = 3e5;          // multiply-adds that are worth another thread (some ten microseconds)
+constexpr double kGrain = 3e5;          // multiply-adds per piece of work that justify another thread (tens of microseconds)
 
 // Scratch memory of a thread, 64-byte aligned, kept between calls.
 float* scratch_memory(int64_t floats) {
@@ -69,7 +69,7 @@ void clear_nodes(const AttentionArguments& a, int64_t first) {
   }
 }
 
-// A tile and its place among the partial results.
+// A tile and the number of its partial results.
 struct Job {
   Tile tile;
   int64_t chunks;
@@ -79,7 +79,7 @@ int64_t first_key(const AttentionArguments& a, const Tile& tile) {
   if (a.window <= 0) return 0;
   int64_t oldest = std::numeric_limits<int64_t>::max();
   for (int64_t i = 0; i < tile.count; ++i) oldest = std::min(oldest, query_position(a, tile.row, tile.first + i));
-  // Node keys may have smaller positions than their slots say, but committed slots do not.
+  // The position of a node key may be smaller than its slot's; that of a committed key is not.
   return std::clamp<int64_t>(oldest - a.window + 1, 0, a.lengths[tile.row]);
 }
 
@@ -91,7 +91,7 @@ void plan(const AttentionArguments& a, std::vector<Job>& jobs, double& work) {
     const int64_t nodes_per_tile = std::clamp<int64_t>((wide ? kWideQueries : kTileQueries) / group, 1, kMostNodes);
     const int64_t tiles = (count + nodes_per_tile - 1) / nodes_per_tile;
     for (int64_t t = 0; t < tiles; ++t) {
-      // Causal tiles grow with their index: take them from both ends so that pieces of the list weigh about the same.
+      // The work of causal tiles grows with their index. Tiles from both ends alternate, which balances pieces of the list.
       const int64_t first = (t % 2 == 0 ? t / 2 : tiles - 1 - t / 2) * nodes_per_tile;
       Tile tile = {b, 0, first, std::min(nodes_per_tile, count - first), 0, a.lengths[b] + count, wide};
       if (a.ancestors == nullptr) tile.key_end = a.lengths[b] + first + tile.count;
@@ -201,7 +201,7 @@ AttentionProblem tree_attention(const AttentionArguments& a, Isa isa) {
     if (work > kGrain && chunks > count && count < 4 * thread_count()) {
       runner.run_split(jobs, work);
     } else {
-      const std::vector<Job>& list = jobs;  // the caller's list: `jobs` names another one on every other thread
+      const std::vector<Job>& list = jobs;  // `jobs` is thread-local, so workers need a reference to the caller's list
       parallel_for(0, count, Runner::grain(count, work), [&](int64_t begin, int64_t end) {
         for (int64_t j = begin; j < end; ++j) runner.run(list[static_cast<size_t>(j)], j + 1 < end ? &list[static_cast<size_t>(j + 1)] : nullptr);
       });

@@ -1,5 +1,5 @@
-// Attention of packed tree nodes over a paged cache on the CPU, in terms of plain pointers. The contract is written down
-// in kernels/specdec_kernels/ops/tree_attention/reference.py.
+// Attention of packed tree nodes [M, H, D] over a paged cache [pages, page_size, kv_heads, D] on the CPU, on plain pointers.
+// kernels/specdec_kernels/ops/tree_attention/reference.py specifies it.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace specdec {
 
-// Strides count elements. Pointers without a comment about null must not be null.
+// Strides are in elements. Pointers must not be null unless a comment says so.
 struct AttentionArguments {
   Scalar type = Scalar::Float32;
   const void *query = nullptr, *keys = nullptr, *values = nullptr;
@@ -17,25 +17,25 @@ struct AttentionArguments {
   int64_t query_node = 0, query_head = 0, out_node = 0, out_head = 0;
   int64_t key_page = 0, key_slot = 0, key_head = 0, value_page = 0, value_slot = 0, value_head = 0;
   int64_t nodes = 0, rows = 0, heads = 0, kv_heads = 0, head_dim = 0, pages = 0, page_size = 0, pages_per_row = 0, words = 0;
-  const int32_t *page_table = nullptr, *lengths = nullptr, *offsets = nullptr;
-  const int32_t* ancestors = nullptr;  // null: causal
-  const int32_t* depth = nullptr;      // null: depth is the index within the row
+  const int32_t *page_table = nullptr, *lengths = nullptr, *offsets = nullptr;  // [rows, pages_per_row], [rows], [rows + 1]
+  const int32_t* ancestors = nullptr;  // [nodes, words]; null: causal
+  const int32_t* depth = nullptr;      // [nodes]; null: depth is the index within the row
   const void* sinks = nullptr;         // [heads] of sink_type; may be null
   Scalar sink_type = Scalar::Float32;
   double scale = 1.0, softcap = 0.0;
   int64_t window = 0;
 };
 
-// What is wrong with an argument: `text` is null when nothing is.
+// The first invalid argument; `text` is null if all are valid.
 struct AttentionProblem {
   const char* text;
   int64_t row, got, limit;
 };
 
-// Checks lengths, offsets and pages, then computes. `isa` is for tests; an instruction set that this machine lacks falls back.
+// Checks lengths, offsets and pages, then computes. `isa` is for tests and falls back to the best one available.
 AttentionProblem tree_attention(const AttentionArguments& arguments, Isa isa = Isa::Best);
 
-// --- between the files of this folder ---
+// --- internal to this folder ---
 
 // Nodes first..first + count - 1 of a row with the heads of one key/value head, over keys [key_begin, key_end).
 // Query r of the tile is node first + r / group, head kv_head * group + r % group.
@@ -49,16 +49,18 @@ struct Partial {
   float *max, *sum, *acc;
 };
 
-constexpr int64_t kKeyBlock = 64;  // keys per block; blocks start at multiples of it, whatever the row's length
+constexpr int64_t kKeyBlock = 64;  // keys per block; blocks start at multiples of it
 constexpr int64_t kMostNodes = 192;   // of a tile
 constexpr int64_t kWidestHead = 512;  // largest head_dim
 
 // One tile implementation per instruction set.
 struct TileKernel {
   int64_t lanes;
-  // `following`, unless null, is the tile whose keys this thread reads next.
+  // Computes the softmax state of a tile. `following`, unless null, is the next tile of this thread, to prefetch its keys.
   void (*attend)(const AttentionArguments& a, const Tile& tile, const Tile* following, float* scratch, Partial state);
+  // Adds the state over later keys.
   void (*merge)(int64_t rows, int64_t width, Partial into, Partial from);
+  // Applies the sinks, normalises and writes the outputs.
   void (*finish)(const AttentionArguments& a, const Tile& tile, Partial state);
 };
 extern const TileKernel kPortableTile;
@@ -76,7 +78,7 @@ inline double sink_of(const AttentionArguments& a, int64_t head) {
   with_scalar(a.sink_type, [&](auto type) { sink = widen(static_cast<const decltype(type)*>(a.sinks)[head]); });
   return sink;
 }
-// Queries, scores, and the transposed and converted key and value blocks.
+// Scratch size: queries, scores, and the transposed and converted key and value blocks.
 inline int64_t scratch_floats(int64_t rows, int64_t width) { return rows * (width + kKeyBlock) + 3 * kKeyBlock * width + 16; }
 
 // float64: plain loops.

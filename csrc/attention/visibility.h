@@ -1,4 +1,4 @@
-// Which keys a tree node may see, as bits of a block of at most 64 keys.
+// The keys that a tree node may see, as bits for a block of at most 64 keys.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What every binding needs to read its tensor arguments. std::invalid_argument arrives in Python as ValueError.
+// Tensor arguments as checked pointers, and new result tensors. std::invalid_argument becomes ValueError in Python.
 #pragma once
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -93,7 +93,7 @@ inline int32_t dtype_of(const Tensor& tensor) {
 
 constexpr size_t kMostDimensions = 8;
 
-// Uninitialised contiguous CPU tensor, by the C shim: an operator call of new_empty costs several times as much.
+// Uninitialised contiguous CPU tensor, through the C shim: an operator call of new_empty costs several times as much.
 inline Tensor empty_on_cpu(const int64_t* sizes, size_t rank, int32_t dtype) {
   int64_t strides[kMostDimensions], step = 1;
   for (size_t i = rank; i-- > 0; step *= sizes[i]) strides[i] = step;
@@ -110,7 +110,7 @@ inline int32_t dtype_code(ScalarType type) {
   return type == ScalarType::Float ? float32 : type == ScalarType::Double ? float64 : type == ScalarType::Int ? int32 : int64;
 }
 
-// The same of float32, float64, int32 or int64.
+// The same, of float32, float64, int32 or int64.
 inline Tensor empty(std::initializer_list<int64_t> sizes, ScalarType type) { return empty_on_cpu(sizes, dtype_code(type)); }
 
 // Pointer to a contiguous tensor of T; ValueError otherwise.

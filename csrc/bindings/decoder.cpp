@@ -1,6 +1,5 @@
-// torch.ops.specdec.{fused_forward, draft_chain, draft_chain_dists}: schemas and CPU implementations. `table` is made
-// by DecoderTable (kernels/specdec_kernels/ops/fused_forward/decoder_table.py), which keeps alive what its addresses
-// name.
+// torch.ops.specdec.{fused_forward, draft_chain, draft_chain_dists}: schemas and CPU implementations. `table` comes from
+// DecoderTable (kernels/specdec_kernels/ops/fused_forward/decoder_table.py), which owns the memory at its addresses.
 #include "decoder/fused_forward.h"
 
 #include <tuple>
@@ -84,7 +83,7 @@ Tensor fused_forward_cpu(
   return logits;
 }
 
-// Everything that both kinds of chains take.
+// The arguments of both chain operators.
 struct ChainArguments {
   Tensor table, tokens, offsets, drafts, rows, page_table, lengths;
   Maybe temperature;
@@ -92,10 +91,10 @@ struct ChainArguments {
 };
 
 struct ChainTensors {
-  Tensor chosen, logits, inv_t, lse, cut, tie_id, mass;
+  Tensor drafted, logits, inv_t, lse, cut, tie_id, mass;
 };
 
-// dist_rows: rows of distributions that are kept; with first_draw < 0, of one level.
+// dist_rows: rows of distributions to return, or with first_draw < 0 the rows of one level.
 ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, int64_t dist_rows, int64_t vocab, double eps, double scale, int64_t isa) {
   const Decoder decoder = decoder_of(a.table, kChain, eps, scale, isa);
   ChainRows r{};
@@ -116,8 +115,8 @@ ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, i
   int64_t kept = 0, row = 0;
   for (int64_t b = 0; b < r.batch; ++b) kept += r.drafts[b];
   SPECDEC_CHECK(dist_rows == (first_draw < 0 ? r.batch : kept), kChain, ": ", dist_rows, " rows of distributions; expected ", kept, ", the number of drafts");
-  const std::vector<float> cold(static_cast<size_t>(r.batch), 0.0F);
-  const ChainPicks picks{{a.temperature.has_value() ? vector<float>(*a.temperature, r.batch, "draft_chain: temperature") : cold.data(),
+  const std::vector<float> zeros(static_cast<size_t>(r.batch), 0.0F);
+  const ChainPicks picks{{a.temperature.has_value() ? vector<float>(*a.temperature, r.batch, "draft_chain: temperature") : zeros.data(),
                           vector<int32_t>(a.top_k, r.batch, "draft_chain: top_k"), vector<float>(a.top_p, r.batch, "draft_chain: top_p"),
                           vector<float>(a.min_p, r.batch, "draft_chain: min_p")},
                          vector<int64_t>(a.seeds, r.batch, "draft_chain: seeds"),
@@ -131,7 +130,7 @@ ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, i
                          empty({dist_rows}, ScalarType::Int), floats(first_draw < 0 ? 1 : block_count(vocab))};
   const ChainDistributions dists{data<float>(out.logits), data<float>(out.inv_t), data<float>(out.lse),
                        data<float>(out.cut),    first_draw < 0 ? nullptr : data<float>(out.mass), data<int32_t>(out.tie_id)};
-  const AttentionProblem problem = draft_chain(decoder, r, picks, depth, data<int64_t>(out.chosen), dists, static_cast<Isa>(isa));
+  const AttentionProblem problem = draft_chain(decoder, r, picks, depth, data<int64_t>(out.drafted), dists, static_cast<Isa>(isa));
   if (problem.text != nullptr) {
     reject(kChain, ": ", problem.text, " of row ", problem.row, " of the batch is ", problem.got, ", expected 0 <= value < ", problem.limit,
            "; reserve pages for what is fed and drafted before the chain");
@@ -145,7 +144,7 @@ Tensor draft_chain_cpu(
   const int64_t batch = rows.numel();
   return chain({table, tokens, offsets, drafts, rows, page_table, lengths, temperature, top_k, top_p, min_p, seeds, positions}, -1, depth, batch,
                vocab_size, eps, scale, isa)
-      .chosen;
+      .drafted;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_chain_dists_cpu(
@@ -157,7 +156,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_chain_d
   const ChainTensors out = chain({table, tokens, offsets, drafts, rows, page_table, lengths, temperature, top_k, top_p, min_p, seeds, positions},
                                  first_draw, depth, num_drafts, vocab_size, eps, scale, isa);
   SPECDEC_CHECK(out.logits.size(1) == table_vocab, kChain, ": table_vocab is ", table_vocab, "; expected the table's, ", out.logits.size(1));
-  return {out.chosen, out.logits, out.inv_t, out.lse, out.cut, out.tie_id, out.mass};
+  return {out.drafted, out.logits, out.inv_t, out.lse, out.cut, out.tie_id, out.mass};
 }
 
 }  // namespace

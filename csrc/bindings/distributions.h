@@ -1,4 +1,4 @@
-// What the bindings of verification share: distributions and row offsets as arguments, paths as results.
+// Distributions (logits [R, V], statistics [R]) and offsets [B + 1] as arguments, and verified paths as results.
 #pragma once
 #include "bindings/arguments.h"
 #include "distribution/distribution.h"
@@ -42,7 +42,7 @@ inline TokenDistributions dists_of(const Tensor& logits, const Tensor& inv_t, co
   return dists;
 }
 
-// Adds the block masses that distribution_stats found, if they are given.
+// Adds block masses [R, block_count(V)] from distribution_stats, if present.
 inline void add_masses(TokenDistributions* dists, const Maybe& mass) {
   if (!mass.has_value()) return;
   const Matrix& logits = dists->logits;
@@ -65,6 +65,7 @@ inline const int32_t* offsets_of(const Tensor& offsets, int64_t nodes, int64_t* 
   return data;
 }
 
+// path [B, max_depth + 1], num_accepted and next_token [B].
 struct PathTensors {
   Tensor path, num_accepted, next_token;
   PathTensors(int64_t rows, int64_t max_depth)

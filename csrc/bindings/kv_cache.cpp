@@ -36,7 +36,7 @@ void kv_commit(
   static thread_local std::vector<CacheLayout> layouts;
   list_layouts(caches, layouts);
   const CommitTensors tensors{page_table, lengths, path, offsets, num_accepted, rows, cache_lengths};
-  SPECDEC_CHECK(same_device(caches[0], page_table), "kv_commit: caches lie on another device than page_table, expected one; move it with .to()");
+  SPECDEC_CHECK(same_device(caches[0], page_table), "kv_commit: caches are on another device than page_table, expected one; move it with .to()");
   const CommitArguments arguments = commit_arguments("kv_commit", tensors, caches[0].size(0), caches[0].size(1));
   commit(layouts.data(), layouts.data(), static_cast<int64_t>(layouts.size()), arguments);
 }

@@ -1,4 +1,4 @@
-// Reads the tensor arguments of the cache operators; the same for CPU and CUDA.
+// Tensor arguments of the cache operators, checked. Shared by CPU and CUDA.
 #pragma once
 #include <vector>
 
@@ -35,7 +35,7 @@ inline void list_layouts(const std::vector<Tensor>& caches, std::vector<CacheLay
     SPECDEC_CHECK(cache.dim() >= 2 && cache.size(0) == caches[0].size(0) && cache.size(1) == caches[0].size(1),
                   "kv_commit: a cache has shape ", shape_of(cache), ", expected the pages and page size of the first, ", shape_of(caches[0]),
                   "; one call serves caches that share a page table");
-    SPECDEC_CHECK(same_device(cache, caches[0]), "kv_commit: a cache lies on another device than the first, expected one; move it with .to()");
+    SPECDEC_CHECK(same_device(cache, caches[0]), "kv_commit: a cache is on another device than the first, expected one; move it with .to()");
     layouts.push_back(layout_of(cache, "kv_commit"));
   }
 }
@@ -54,17 +54,17 @@ inline const CacheLayout* table_layouts(const Tensor& layout) {
   return reinterpret_cast<const CacheLayout*>(input<int64_t>(layout, "kv_commit: layout"));
 }
 
-// Addresses are read where the trees lie: a table of another device would be followed there.
+// Kernels follow the addresses on the device of the trees, so tables must be on that device.
 inline void check_tables(const char* op, const Tensor& layout, const Tensor& scratch_layout, const Tensor& page_table) {
   SPECDEC_CHECK(same_device(layout, page_table) && same_device(scratch_layout, page_table) && layout.size(0) == scratch_layout.size(0), op,
                 ": tables ", shape_of(layout), " and ", shape_of(scratch_layout),
                 " do not fit, expected one row per cache in both, on the device of page_table; make the CacheTables of tensors on that device");
 }
 
-// The operator that a call with a table serves.
+// The operator that a call with tables implements.
 inline const char* table_op(int64_t scratch_nodes) { return scratch_nodes != 0 ? "kv_commit_scratch" : "kv_commit"; }
 
-// The arguments that all commits share, as a call gives them.
+// The arguments that all commits share.
 struct CommitTensors {
   const Tensor &page_table, &lengths, &path, &offsets, &num_accepted;
   const std::optional<Tensor>&rows, &cache_lengths;
@@ -79,7 +79,7 @@ inline CommitArguments commit_arguments(const char* op, const CommitTensors& t, 
   SPECDEC_CHECK(t.rows.has_value() == t.cache_lengths.has_value() && (!t.cache_lengths.has_value() || t.rows->numel() == rows),
                 op, ": rows and cache_lengths go together, expected int32 [", rows, "] and int32 [R], or neither");
   const auto read = [&](const Tensor& tensor, const char* name) {
-    SPECDEC_CHECK(same_device(tensor, t.page_table), op, ": ", name, " lies on another device than page_table, expected one; move it with .to()");
+    SPECDEC_CHECK(same_device(tensor, t.page_table), op, ": ", name, " is on another device than page_table, expected one; move it with .to()");
     SPECDEC_CHECK(tensor.scalar_type() == ScalarType::Int && tensor.is_contiguous(), op, ": ", name, " of shape ", shape_of(tensor),
                   " has another dtype or is strided, expected contiguous int32; call .int().contiguous()");
     return static_cast<const int32_t*>(tensor.const_data_ptr());
@@ -116,7 +116,7 @@ inline NewEntries entries_of(const Tensor& entries, const Tensor& cache, const T
   return {static_cast<const char*>(entries.const_data_ptr()), entries.stride(0) * size, entries.stride(1) * size};
 }
 
-// One run per head: heads of new entries may be strided.
+// One run per head, because heads of new entries may be strided.
 inline CacheLayout head_layout(const Tensor& cache) {
   const int64_t size = static_cast<int64_t>(cache.element_size());
   return {static_cast<char*>(cache.mutable_data_ptr()), cache.stride(0) * size, cache.stride(1) * size,
@@ -126,7 +126,7 @@ inline CacheLayout head_layout(const Tensor& cache) {
 inline StageArguments stage_arguments(
     const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache, const Tensor& slots) {
   const auto on_device = [&](const Tensor& tensor, const char* name) {
-    SPECDEC_CHECK(same_device(tensor, key), "kv_stage: ", name, " lies on another device than key, expected one; move it with .to()");
+    SPECDEC_CHECK(same_device(tensor, key), "kv_stage: ", name, " is on another device than key, expected one; move it with .to()");
   };
   on_device(value, "value");
   on_device(key_cache, "key_cache");

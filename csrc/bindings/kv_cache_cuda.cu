@@ -1,5 +1,5 @@
-// CUDA implementations of kv_stage and of the commits: one launch for all layers, no host synchronisation, nothing allocated,
-// on the current stream. Indices cannot be refused here, for that would need the host: what lies beyond a cache is not moved.
+// CUDA implementations of kv_stage and the commits: one launch for all layers on the current stream, without host
+// synchronisation or allocation. Rejecting an index would need the host, so entries outside a cache are skipped.
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
 
@@ -14,7 +14,7 @@ namespace specdec::bindings {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kListed = 64;  // caches of a launch whose layouts travel as kernel parameters (3 KiB)
+constexpr int kListed = 64;  // caches per launch: their layouts are kernel parameters (3 KiB)
 
 struct Listed {
   CacheLayout each[kListed];
@@ -25,8 +25,8 @@ __device__ __forceinline__ void commit_here(const CacheLayout& from, const Cache
   commit_units<Unit>(from, to, a, blockIdx.x, threadIdx.x, blockDim.x);
 }
 
-// Block (b, c) moves the accepted slots of row b in cache c, a thread the same 16 bytes of every slot where all of the
-// cache is aligned to them.
+// Block (b, c) moves the accepted slots of row b in cache c. A thread moves the same 16 bytes of every slot if the cache is
+// aligned to 16 bytes.
 __device__ __forceinline__ void commit_block(const CacheLayout& from, const CacheLayout& to, const CommitArguments& a) {
   if (blockIdx.y == 0 && threadIdx.x == 0) advance_length(a, blockIdx.x);
   switch (copy_unit(alignment_bits(from) | alignment_bits(to))) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void commit_block(const CacheLayout& from, const Cach
 __global__ void __launch_bounds__(kThreads) commit_listed_kernel(Listed caches, CommitArguments a) {
   commit_block(caches.each[blockIdx.y], caches.each[blockIdx.y], a);
 }
-// The layouts lie on the device: a captured launch goes on working on the same table.
+// The layouts are on the device, so a captured launch stays valid for the same table.
 __global__ void __launch_bounds__(kThreads) commit_table_kernel(const CacheLayout* from, const CacheLayout* to, CommitArguments a) {
   commit_block(from[blockIdx.y], to[blockIdx.y], a);
 }
@@ -76,7 +76,7 @@ void with_unit(uint64_t alignment, const Launch& launch) {
   }
 }
 
-// The stream that torch is using on the device of a tensor, and that device made current for as long as this lives.
+// Makes a tensor's device current for its lifetime and provides torch's current stream on that device.
 class OnDevice {
  public:
   explicit OnDevice(const Tensor& tensor) : guard_(tensor.get_device_index()) {
@@ -105,7 +105,7 @@ void kv_commit(
   std::vector<CacheLayout> layouts;
   list_layouts(caches, layouts);
   const CommitTensors tensors{page_table, lengths, path, offsets, num_accepted, rows, cache_lengths};
-  SPECDEC_CHECK(same_device(caches[0], page_table), "kv_commit: caches lie on another device than page_table, expected one; move it with .to()");
+  SPECDEC_CHECK(same_device(caches[0], page_table), "kv_commit: caches are on another device than page_table, expected one; move it with .to()");
   const CommitArguments a = commit_arguments("kv_commit", tensors, caches[0].size(0), caches[0].size(1));
   const OnDevice device(page_table);
   for (size_t first = 0; first < layouts.size() && a.rows > 0; first += kListed) {
@@ -117,7 +117,7 @@ void kv_commit(
   check_launch("kv_commit");
 }
 
-// One launch for all caches, whatever their layouts.
+// One launch for all caches, with any layouts.
 void kv_commit_table(
     const Tensor& layout, const Tensor& scratch_layout, int64_t pages, int64_t page_size, int64_t scratch_nodes, const Tensor& page_table,
     const Tensor& lengths, const Tensor& path, const Tensor& offsets, const Tensor& num_accepted, std::optional<Tensor> rows,

@@ -1,4 +1,4 @@
-// torch.ops.specdec.batch_invariant_linear: schema and CPU implementation. The Python side repeats failed checks with
+// torch.ops.specdec.batch_invariant_linear: schema and CPU implementation. The Python reference repeats failed checks with
 // longer messages (kernels/specdec_kernels/ops/batch_invariant_linear/reference.py).
 #include "bindings/arguments.h"
 #include "linear/batch_invariant_linear.h"

@@ -1,4 +1,5 @@
-// torch.ops.specdec.ngram_match: schema and CPU implementation. The Python side repeats failed checks with longer messages.
+// torch.ops.specdec.ngram_match: schema and CPU implementation. The Python reference repeats failed checks
+// with longer messages.
 #include <tuple>
 
 #include "bindings/arguments.h"

@@ -1,5 +1,5 @@
-// torch.ops.specdec.process_logits: schema and CPU implementation. The Python side repeats failed checks with longer
-// messages.
+// torch.ops.specdec.process_logits: schema and CPU implementation. The Python reference repeats failed checks with
+// longer messages.
 #include "bindings/arguments.h"
 #include "sampling/process_logits.h"
 

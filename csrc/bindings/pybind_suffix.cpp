@@ -1,4 +1,4 @@
-// The Python module specdec_kernels._suffix: structures over token texts, without tensors.
+// The Python module specdec_kernels._suffix: Automaton, CountedTree, Successors, Array and look_up, without tensors.
 #include <pybind11/pybind11.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
@@ -22,9 +22,9 @@ using Noise = std::optional<std::pair<int64_t, int32_t>>;  // (seed, position of
 
 std::optional<ReplayNoise> replay_noise(const Noise& noise) { return noise ? std::optional<ReplayNoise>({noise->first, noise->second}) : std::nullopt; }
 
-using Answer = std::tuple<std::vector<int64_t>, std::vector<int32_t>, double, int64_t>;
+using GrownTuple = std::tuple<std::vector<int64_t>, std::vector<int32_t>, double, int64_t>;
 
-Answer answer(Grown&& grown) { return {std::move(grown.tokens), std::move(grown.parents), grown.expected, grown.match}; }
+GrownTuple to_tuple(Grown&& grown) { return {std::move(grown.tokens), std::move(grown.parents), grown.expected, grown.match}; }
 
 int32_t checked(int64_t token) {
   if (token < 0 || token > std::numeric_limits<int32_t>::max())
@@ -42,7 +42,7 @@ std::vector<int32_t> checked(const std::vector<int64_t>& tokens) {
 template <class T>
 using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
 
-// Keeps the buffers alive that the array reads.
+// An Array and the buffers it reads.
 struct HeldArray {
   py::buffer_info tokens, suffixes;
   Array array;
@@ -69,7 +69,7 @@ PYBIND11_MODULE(_suffix, m) {
       .def("match", &Automaton::match)
       .def("count", [](const Automaton& self, const std::vector<int64_t>& tokens) { return self.count(checked(tokens)); })
       .def("grow", [](const Automaton& self, int64_t nodes, int64_t min_match, double factor, double min_probability, const Noise& noise) {
-        return answer(self.grow({nodes, min_match, factor, min_probability, replay_noise(noise)}));
+        return to_tuple(self.grow({nodes, min_match, factor, min_probability, replay_noise(noise)}));
       }, py::arg("nodes"), py::arg("min_match"), py::arg("factor"), py::arg("min_probability"), py::arg("noise") = Noise());
   py::class_<CountedTree>(m, "CountedTree")
       .def(py::init<int64_t>())
@@ -80,7 +80,7 @@ PYBIND11_MODULE(_suffix, m) {
       .def("count", [](const CountedTree& self, const std::vector<int64_t>& tokens) { return self.count(checked(tokens)); })
       .def("grow", [](const CountedTree& self, const std::vector<int64_t>& context, int64_t max_match, int64_t nodes, int64_t min_match,
                       double factor, double min_probability, const Noise& noise) {
-        return answer(self.grow(checked(context), max_match, {nodes, min_match, factor, min_probability, replay_noise(noise)}));
+        return to_tuple(self.grow(checked(context), max_match, {nodes, min_match, factor, min_probability, replay_noise(noise)}));
       }, py::arg("context"), py::arg("max_match"), py::arg("nodes"), py::arg("min_match"), py::arg("factor"), py::arg("min_probability"),
            py::arg("noise") = Noise());
   py::class_<Successors>(m, "Successors")
@@ -100,7 +100,7 @@ PYBIND11_MODULE(_suffix, m) {
       .def("after", &Successors::after)
       .def("grow", [](const Successors& self, int64_t root, int64_t depth, int64_t nodes, double min_probability, double inv_t, int64_t top_k,
                       double top_p, double min_p, const Noise& noise) {
-        return answer(self.grow(root, depth, {inv_t, top_p, min_p, top_k}, {nodes, 0, 1.0, min_probability, replay_noise(noise)}));
+        return to_tuple(self.grow(root, depth, {inv_t, top_p, min_p, top_k}, {nodes, 0, 1.0, min_probability, replay_noise(noise)}));
       }, py::arg("root"), py::arg("depth"), py::arg("nodes"), py::arg("min_probability"), py::arg("inv_t"), py::arg("top_k"), py::arg("top_p"),
            py::arg("min_p"), py::arg("noise") = Noise());
   py::class_<HeldArray>(m, "Array")
@@ -112,7 +112,7 @@ PYBIND11_MODULE(_suffix, m) {
                       int64_t samples, int64_t nodes, int64_t min_match, double min_probability, const Noise& noise) {
     std::vector<const Array*> arrays;
     for (const HeldArray* each : held) arrays.push_back(&each->array);
-    return answer(look_up(arrays, context, {max_match, depth, samples, {nodes, min_match, 1.0, min_probability, replay_noise(noise)}}));
+    return to_tuple(look_up(arrays, context, {max_match, depth, samples, {nodes, min_match, 1.0, min_probability, replay_noise(noise)}}));
   }, py::arg("arrays"), py::arg("context"), py::arg("max_match"), py::arg("depth"), py::arg("samples"), py::arg("nodes"), py::arg("min_match"),
         py::arg("min_probability"), py::arg("noise") = Noise());
 }

@@ -82,20 +82,20 @@ Grown grow(const TokenDistributions& dists, const int32_t* starts, int64_t rows,
   }
   const Children<Real> children{tokens.data(), found.data(), best.data(), width, growth.keep, sharpness};
   tree_expand<Real>(dists, starts, rows, parents.data(), seeds ? keys.data() : nullptr, seeds ? places.data() : nullptr, children);
-  const int64_t most_nodes = 1 + (growth.last ? growth.keep : (growth.level + 1) * growth.reach), room = rows * most_nodes;
-  Tensor packed = empty({room}, ScalarType::Long), above = empty({room}, ScalarType::Int);
+  const int64_t most_nodes = 1 + (growth.last ? growth.keep : (growth.level + 1) * growth.reach), capacity = rows * most_nodes;
+  Tensor packed = empty({capacity}, ScalarType::Long), above = empty({capacity}, ScalarType::Int);
   Tensor counts = empty({2, rows}, ScalarType::Int);
-  const PackedTrees out{data<int64_t>(packed), data<int32_t>(above), data<int32_t>(counts), room};
+  const PackedTrees out{data<int64_t>(packed), data<int32_t>(above), data<int32_t>(counts), capacity};
   const int64_t bad = tree_enter(growth, children, starts, rows, out);
   SPECDEC_CHECK(bad < 0, "tree_grow: tree ", bad / growth.columns, " of the table does not hold what levels of width ", growth.reach,
                 " write (column ", bad % growth.columns, "); give levels in order, from 0 on, with one width");
   const int64_t words = (most_nodes + 31) / 32;
-  Tensor depth = empty({room}, ScalarType::Int), row = empty({room}, ScalarType::Int);
-  Tensor ancestors = empty({room, words}, ScalarType::Int);
-  Tensor first = empty({room}, ScalarType::Int), next = empty({room}, ScalarType::Int);
+  Tensor depth = empty({capacity}, ScalarType::Int), row = empty({capacity}, ScalarType::Int);
+  Tensor ancestors = empty({capacity, words}, ScalarType::Int);
+  Tensor first = empty({capacity}, ScalarType::Int), next = empty({capacity}, ScalarType::Int);
   std::vector<int32_t> bounds(rows + 1);
   for (int64_t b = 0; b < rows; ++b) bounds[b + 1] = bounds[b] + out.counts[b];
-  tree_plan(out.parents, room, bounds.data(), rows,
+  tree_plan(out.parents, capacity, bounds.data(), rows,
             {data<int32_t>(depth), data<int32_t>(row), data<int32_t>(ancestors), data<int32_t>(first), data<int32_t>(next), words});
   return {packed, above, counts, depth, row, ancestors, first, next};
 }

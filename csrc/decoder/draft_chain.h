@@ -1,5 +1,5 @@
-// Chains of tokens drafted by a decoder: its passes and the draws between them in one call, in terms of plain pointers.
-// The contract is written down in kernels/specdec_kernels/ops/draft_chain/reference.py.
+// draft_chain: a decoder drafts chains of up to `depth` tokens for B rows. One call runs the forward passes and the sampling
+// between them, on plain pointers. kernels/specdec_kernels/ops/draft_chain/reference.py specifies it.
 #pragma once
 #include <cstdint>
 
@@ -8,33 +8,32 @@
 
 namespace specdec {
 
-// What each of `batch` rows is fed (packed, one token or more) and how many tokens it then drafts (one or more).
+// The input tokens of each batch row (packed, at least one) and the number of tokens it then drafts (at least one).
 struct ChainRows {
-  const int64_t* tokens;
-  const int32_t *offsets, *drafts, *rows, *page_table;  // [batch + 1], [batch] twice, [capacity, pages_per_row]
-  int32_t* lengths;                                     // [capacity], grow by what was fed, drafted tokens but the last included
+  const int64_t* tokens;                                // [nodes]
+  const int32_t *offsets, *drafts, *rows, *page_table;  // [batch + 1], [batch], [batch], [capacity, pages_per_row]
+  int32_t* lengths;                                     // [capacity], grow by the inputs and all drafted tokens but the last
   int64_t batch, nodes, capacity, pages_per_row;
 };
 
-// How tokens are picked among the first `vocab`: by the noise of replay, or, with first_draw >= 0, by draws that are
-// keyed by the root's position.
+// How tokens are selected from the first `vocab` ids: by replay noise, or with first_draw >= 0 by draft_sample with index
+// first_draw + level, keyed by the root's position.
 struct ChainPicks {
   SamplingRows sampling;
-  const int64_t* seeds;
-  const int32_t* positions;  // of the roots: the last tokens that are fed
+  const int64_t* seeds;      // [batch]
+  const int32_t* positions;  // [batch], of the roots: the last input tokens
   int64_t vocab, first_draw;
 };
 
-// Logits [n, vocabulary of the decoder] and their statistics, n rows of them: of the drawn tokens, level by level; with
-// the noise of replay scratch for one level. mass may be null.
+// Logits [n, decoder.vocab] and their statistics [n]. With draft_sample they belong to the sampled tokens, level by level, and
+// n is the number of drafts. With replay noise they are scratch memory for one level, and n is the batch. mass may be null.
 struct ChainDistributions {
   float *logits, *inv_t, *lse, *cut, *mass;
   int32_t* tie_id;
 };
 
-// chosen: [batch, depth], -1 behind a row's drafts, none of which is more than depth. Lengths are written when all is
-// well.
-AttentionProblem draft_chain(const Decoder& decoder, const ChainRows& rows, const ChainPicks& picks, int64_t depth, int64_t* chosen, const ChainDistributions& dists,
+// drafted: [batch, depth], -1 after a row's drafts, of which there are at most `depth`. Lengths change only on success.
+AttentionProblem draft_chain(const Decoder& decoder, const ChainRows& rows, const ChainPicks& picks, int64_t depth, int64_t* drafted, const ChainDistributions& dists,
                              Isa isa = Isa::Best);
 
 }  // namespace specdec

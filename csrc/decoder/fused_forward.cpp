@@ -9,9 +9,9 @@
 namespace specdec {
 namespace {
 
-constexpr int64_t kGrain = 1 << 14;  // elements between two matrices that a thread is worth starting for
+constexpr int64_t kGrain = 1 << 14;  // elements per piece of work that justify another thread
 
-const ElementwiseKernels& between(Isa isa) {
+const ElementwiseKernels& elementwise_kernels(Isa isa) {
 #if defined(__x86_64__)
   if (usable(isa) == Isa::Avx512) return kAvx512Elementwise;
   if (usable(isa) == Isa::Avx2) return kAvx2Elementwise;
@@ -20,12 +20,12 @@ const ElementwiseKernels& between(Isa isa) {
   return kPortableElementwise;
 }
 
-// What a pass writes down between its stages, kept between passes.
-struct Memory {
+// Buffers of a forward pass, kept between passes.
+struct Buffers {
   std::vector<float> stream, normed, qkv, attended, gate_up, gated, added, kept_stream, kept_attended;
 };
 
-float* room(std::vector<float>& memory, int64_t rows, int64_t width) {
+float* resized(std::vector<float>& memory, int64_t rows, int64_t width) {
   if (memory.size() < static_cast<size_t>(rows * width)) memory.resize(static_cast<size_t>(rows * width));
   return memory.data();
 }
@@ -37,20 +37,20 @@ void each_row(int64_t rows, int64_t width, const Body& body) {
 
 class Pass {
  public:
-  Pass(const Decoder& decoder, const DecoderNodes& nodes, Isa isa, Memory& memory)
-      : d_(decoder), n_(nodes), isa_(isa), between_(between(isa)), memory_(memory), rows_(nodes.nodes), heads_(decoder.heads + 2 * decoder.kv_heads) {}
+  Pass(const Decoder& decoder, const DecoderNodes& nodes, Isa isa, Buffers& memory)
+      : d_(decoder), n_(nodes), isa_(isa), elementwise_(elementwise_kernels(isa)), memory_(memory), rows_(nodes.nodes), heads_(decoder.heads + 2 * decoder.kv_heads) {}
 
   AttentionProblem run(float* logits) {
     if (const AttentionProblem problem = check(); problem.text != nullptr) return problem;
-    stream_ = room(memory_.stream, rows_, d_.hidden);
+    stream_ = resized(memory_.stream, rows_, d_.hidden);
     each_row(rows_, d_.hidden, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) std::copy_n(d_.embedding + n_.tokens[i] * d_.hidden, d_.hidden, stream_ + i * d_.hidden);
     });
     for (int64_t l = 0; l < d_.layers; ++l) {
       const AttentionProblem problem = attend(d_.layer[l]);
       if (problem.text != nullptr) return problem;
-      if (l + 1 == d_.layers && n_.num_wanted >= 0) gather();  // nobody asks for the others any more
-      linear(attended_, d_.layer[l].out, d_.heads * d_.width, d_.hidden, added_ = room(memory_.added, rows_, d_.hidden));
+      if (l + 1 == d_.layers && n_.num_wanted >= 0) gather();  // the other nodes are not needed any more
+      linear(attended_, d_.layer[l].out, d_.heads * d_.width, d_.hidden, added_ = resized(memory_.added, rows_, d_.hidden));
       multiply(d_.layer[l]);
     }
     norm(d_.norm);
@@ -119,51 +119,51 @@ class Pass {
     batch_invariant_linear(product(x, weight, inputs, outputs, out), isa_);
   }
 
-  // The stream and what the last stage added to it.
+  // Adds the last stage's output to the residual stream and normalises it.
   void norm(const float* weight) {
-    normed_ = room(memory_.normed, rows_, d_.hidden);
+    normed_ = resized(memory_.normed, rows_, d_.hidden);
     each_row(rows_, d_.hidden, [&](int64_t begin, int64_t end) {
-      between_.norm(stream_, added_, weight, normed_, begin, end, d_.hidden, static_cast<float>(d_.eps));
+      elementwise_.norm(stream_, added_, weight, normed_, begin, end, d_.hidden, static_cast<float>(d_.eps));
     });
   }
 
   AttentionProblem attend(const DecoderLayer& layer) {
     norm(layer.norm);
     const int64_t width = heads_ * d_.width;
-    float* qkv = room(memory_.qkv, rows_, width);
+    float* qkv = resized(memory_.qkv, rows_, width);
     const int64_t queries = d_.heads * d_.width, keys = d_.kv_heads * d_.width;
     BatchInvariantLinear parts[] = {product(normed_, layer.query, d_.hidden, queries, qkv), product(normed_, layer.key, d_.hidden, keys, qkv + queries),
                          product(normed_, layer.value, d_.hidden, keys, qkv + queries + keys)};
     for (BatchInvariantLinear& part : parts) part.out_stride = width;
     batch_invariant_linear(parts, 3, isa_);
     each_row(rows_, width, [&](int64_t begin, int64_t end) {
-      between_.rotate(qkv, d_.rotary, n_.positions, begin, end, d_.heads + d_.kv_heads, heads_, d_.width);
+      elementwise_.rotate(qkv, d_.rotary, n_.positions, begin, end, d_.heads + d_.kv_heads, heads_, d_.width);
       const int64_t slot = d_.kv_heads * d_.width;
       for (int64_t i = begin; i < end; ++i) {
         const float* key = qkv + i * width + d_.heads * d_.width;
-        if (n_.slots[i] < 0) continue;  // the trash
+        if (n_.slots[i] < 0) continue;  // the trash slot
         std::copy_n(key, slot, layer.keys + n_.slots[i] * slot);
         std::copy_n(key + slot, slot, layer.values + n_.slots[i] * slot);
       }
     });
-    attended_ = room(memory_.attended, rows_, d_.heads * d_.width);
+    attended_ = resized(memory_.attended, rows_, d_.heads * d_.width);
     return tree_attention(attention(layer), isa_);
   }
 
   void multiply(const DecoderLayer& layer) {
     norm(layer.mlp_norm);
-    float *gate_up = room(memory_.gate_up, rows_, 2 * d_.inner), *gated = room(memory_.gated, rows_, d_.inner);
+    float *gate_up = resized(memory_.gate_up, rows_, 2 * d_.inner), *gated = resized(memory_.gated, rows_, d_.inner);
     BatchInvariantLinear parts[] = {product(normed_, layer.gate, d_.hidden, d_.inner, gate_up), product(normed_, layer.up, d_.hidden, d_.inner, gate_up + d_.inner)};
     for (BatchInvariantLinear& part : parts) part.out_stride = 2 * d_.inner;
     batch_invariant_linear(parts, 2, isa_);
-    each_row(rows_, d_.inner, [&](int64_t begin, int64_t end) { between_.gate(gate_up, gated, begin, end, d_.inner); });
-    linear(gated, layer.down, d_.inner, d_.hidden, added_ = room(memory_.added, rows_, d_.hidden));
+    each_row(rows_, d_.inner, [&](int64_t begin, int64_t end) { elementwise_.gate(gate_up, gated, begin, end, d_.inner); });
+    linear(gated, layer.down, d_.inner, d_.hidden, added_ = resized(memory_.added, rows_, d_.hidden));
   }
 
-  // From here on the wanted nodes are all there are. They may come in any order: they are copied out first.
+  // Keeps only the wanted nodes. They may be in any order, so they are copied to separate buffers.
   void gather() {
     const auto keep = [&](float* from, std::vector<float>& memory, int64_t width) {
-      float* to = room(memory, n_.num_wanted, width);
+      float* to = resized(memory, n_.num_wanted, width);
       for (int64_t i = 0; i < n_.num_wanted; ++i) std::copy_n(from + n_.wanted[i] * width, width, to + i * width);
       return to;
     };
@@ -175,8 +175,8 @@ class Pass {
   const Decoder& d_;
   const DecoderNodes& n_;
   Isa isa_;
-  const ElementwiseKernels& between_;
-  Memory& memory_;
+  const ElementwiseKernels& elementwise_;
+  Buffers& memory_;
   int64_t rows_, heads_;
   float *stream_ = nullptr, *normed_ = nullptr, *attended_ = nullptr, *added_ = nullptr;
 };
@@ -184,7 +184,7 @@ class Pass {
 }  // namespace
 
 AttentionProblem fused_forward(const Decoder& decoder, const DecoderNodes& nodes, float* logits, Isa isa) {
-  static thread_local Memory memory;
+  static thread_local Buffers memory;
   return Pass(decoder, nodes, isa, memory).run(logits);
 }
 

@@ -1,6 +1,6 @@
-// One pass of a decoder (root-mean-square norms, rotary positions, gated SiLU) over packed tree nodes on the CPU, in
-// terms of plain pointers: everything between tokens and logits in one call. The contract is written down in
-// kernels/specdec_kernels/ops/fused_forward/reference.py.
+// The fused forward of a decoder (RMS norm, rotary embedding, gated SiLU) over packed tree nodes [M] on the CPU, on plain
+// pointers: everything between tokens [M] and logits [M, V] in one call.
+// kernels/specdec_kernels/ops/fused_forward/reference.py specifies it.
 #pragma once
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 
 namespace specdec {
 
-// All in float32. Matrices lie by input, [inputs, outputs]; the head may lie by output too, where it is the embedding.
+// Everything is float32. Matrices are stored by input, [inputs, outputs]. A head that is the embedding is stored by output.
 struct DecoderLayer {
   const float* norm;                 // [hidden]
   const float *query, *key, *value;  // [hidden, heads * width], twice [hidden, kv_heads * width]
@@ -20,34 +20,34 @@ struct DecoderLayer {
 };
 
 struct Decoder {
-  const float *embedding, *norm, *head, *rotary;  // rotary: [positions, width], cosines and then sines of a position's angles
+  const float *embedding, *norm, *head, *rotary;  // [vocab, hidden], [hidden], the head, [positions, width]: cosines, then sines
   const DecoderLayer* layer;
   int64_t layers, vocab, hidden, heads, kv_heads, width, inner, positions, pages, page_size;
   double eps, scale;
   bool head_by_input;
 };
 
-// Nodes in packed order; trees as in AttentionArguments. wanted: the num_wanted nodes whose logits are asked for; all
-// of them, and nothing is read, where num_wanted is negative.
+// Nodes in packed order, with trees as in AttentionArguments. wanted: the num_wanted nodes that need logits; not read if
+// num_wanted is negative, which means all nodes.
 struct DecoderNodes {
-  const int64_t *tokens, *positions, *slots, *wanted;
+  const int64_t *tokens, *positions, *slots, *wanted;  // [nodes] each, wanted [num_wanted]
   int64_t nodes, num_wanted, rows, pages_per_row, words;
   const int32_t *page_table, *lengths, *offsets, *ancestors, *depth;
 };
 
-// Writes keys and values of the nodes into their slots, and their logits, [nodes or num_wanted, vocab]. A row's nodes
-// have the same bits whatever rows are beside them and however many threads run.
+// Writes keys and values of the nodes to their slots, and logits [nodes or num_wanted, vocab]. Batch invariant: the bits of
+// a row's nodes do not depend on other rows or the number of threads.
 AttentionProblem fused_forward(const Decoder& decoder, const DecoderNodes& nodes, float* logits, Isa isa = Isa::Best);
 
-// --- between the files of this folder ---
+// --- internal to this folder ---
 
-// What lies between the matrices, for rows [begin, end) of contiguous [rows, ...].
+// The operations between the matrix products, for rows [begin, end) of contiguous [rows, ...].
 struct ElementwiseKernels {
-  // stream += added (where there is one), then normed = stream / rms(stream) * weight.
+  // stream += added unless it is null, then normed = stream / rms(stream) * weight. All [rows, hidden].
   void (*norm)(float* stream, const float* added, const float* weight, float* normed, int64_t begin, int64_t end, int64_t hidden, float eps);
-  // Queries and keys of [rows, heads + 2 kv_heads, width] turned by the angles of their positions, in place.
+  // Rotates the first `heads` heads (queries and keys) of qkv [rows, all, width] by the angles of their positions, in place.
   void (*rotate)(float* qkv, const float* rotary, const int64_t* positions, int64_t begin, int64_t end, int64_t heads, int64_t all, int64_t width);
-  // gated = silu(gate) * up, of rows [gate, up].
+  // gated [rows, inner] = silu(gate) * up, for gate_up [rows, 2 * inner].
   void (*gate)(const float* gate_up, float* gated, int64_t begin, int64_t end, int64_t inner);
 };
 extern const ElementwiseKernels kPortableElementwise;

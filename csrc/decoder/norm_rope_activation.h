@@ -1,5 +1,5 @@
-// Vector code between a decoder's matrices. Included once per instruction set, inside that file's target pragma and
-// namespace, after simd.h. Leftover lanes are computed one by one, in the same order whatever lies beside the row.
+// Norm, rotary embedding and gated activation of a decoder, for rows [begin, end) of contiguous [rows, ...]. Each instruction
+// set's file includes it once, inside its target pragma and namespace, after simd.h. Leftover lanes are computed one by one.
 
 inline void norm(float* stream, const float* added, const float* weight, float* normed, int64_t begin, int64_t end, int64_t hidden, float eps) {
   const int64_t whole = hidden / kLanes * kLanes;
@@ -43,7 +43,7 @@ inline void rotate(float* qkv, const float* rotary, const int64_t* positions, in
   }
 }
 
-// x / (1 + e^-x), where e^-|x| alone is computed.
+// x / (1 + e^-x), computed with e^-|x| only.
 inline Floats silu(Floats x) {
   const Floats small = exponential(x < 0 ? x : -x);
   return x * (x < 0 ? small : all(1.0f)) / (all(1.0f) + small);

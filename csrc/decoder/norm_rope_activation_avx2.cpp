@@ -1,4 +1,4 @@
-// The vector code between a decoder's matrices for AVX2. Called only where the processor has it (fused_forward.cpp).
+// Norm, rotary embedding and gated activation for AVX2. fused_forward.cpp calls them only on processors that have it.
 #include "decoder/fused_forward.h"
 
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-// The vector code between a decoder's matrices for every other processor: four lanes, which compilers map to SSE2 and NEON.
+// Norm, rotary embedding and gated activation for all other processors: four lanes, mapped to SSE2 and NEON by compilers.
 #include "decoder/fused_forward.h"
 
 #if defined(__aarch64__)

@@ -30,7 +30,7 @@ struct Matrix {
     const int64_t size = type == Scalar::Float64 ? 8 : type == Scalar::Float32 ? 4 : 2;
     return static_cast<const char*>(data) + (row * stride + column) * size;
   }
-  double level(int64_t row, int64_t column) const {
+  double logit(int64_t row, int64_t column) const {
     const void* p = at(row, column);
     switch (type) {
       case Scalar::Float32:
@@ -98,10 +98,10 @@ struct TokenDistributions {
   template <class Real>
   double log_weight_as(int64_t r, int64_t column) const {
     const DistributionRow<Real> dist = row<Real>(r);
-    const Real level = static_cast<Real>(logits.level(r, column));
-    if (!dist.keeps(level, column)) return -std::numeric_limits<double>::infinity();
+    const Real logit = static_cast<Real>(logits.logit(r, column));
+    if (!dist.keeps(logit, column)) return -std::numeric_limits<double>::infinity();
     if (dist.inv_t == 0) return 0;
-    const Real value = level * dist.inv_t - dist.lse;
+    const Real value = logit * dist.inv_t - dist.lse;
     return value == value ? value : -std::numeric_limits<double>::infinity();
   }
 

@@ -42,7 +42,7 @@ Piece<Real> merge(const Piece<Real>* parts, int64_t pieces, int64_t blocks, doub
   Piece<Real> whole = parts[0];
   for (int64_t i = 1; i < pieces; ++i) {
     const bool nan = whole.peak.nan || parts[i].peak.nan;
-    if (parts[i].peak.level > whole.peak.level) whole.peak = parts[i].peak;  // ties: the earlier piece has the lower id
+    if (parts[i].peak.logit > whole.peak.logit) whole.peak = parts[i].peak;  // ties: the earlier piece has the lower id
     whole.peak.nan = nan;
     whole.exponent = std::max(whole.exponent, parts[i].exponent);
   }
@@ -66,8 +66,8 @@ template <class Real>
 Stats<Real> plain_row(const Piece<Real>& whole, double total, Real inv_t, int64_t vocab) {
   constexpr Real nan = std::numeric_limits<Real>::quiet_NaN();
   if (inv_t == 0) {
-    if (whole.peak.nan || !std::isfinite(whole.peak.level)) return {0, nan, nan, 0};
-    return {0, 0, whole.peak.level, whole.peak.id};
+    if (whole.peak.nan || !std::isfinite(whole.peak.logit)) return {0, nan, nan, 0};
+    return {0, 0, whole.peak.logit, whole.peak.id};
   }
   const Real lse = static_cast<Real>(whole.exponent + std::log(total));
   if (!std::isfinite(lse)) return {inv_t, nan, nan, 0};
@@ -209,8 +209,8 @@ double rough_inverse(const LazyStats& lazy, int64_t row, int64_t token, double e
   if (!rough(lazy, row)) return std::nan("");
   const Matrix& logits = lazy.logits;
   const SamplingRows& sampling = lazy.sampling;
-  const float level = static_cast<float>(logits.level(row, token)), inv_t = 1.0f / sampling.temperature[row];
-  return rows::rough_total(logits.type, logits.at(row, 0), logits.columns, inv_t, level, enough);
+  const float logit = static_cast<float>(logits.logit(row, token)), inv_t = 1.0f / sampling.temperature[row];
+  return rows::rough_total(logits.type, logits.at(row, 0), logits.columns, inv_t, logit, enough);
 }
 
 bool rough_dist(const LazyStats& lazy, int64_t row, DistributionRow<float>* dist, double* masses) {

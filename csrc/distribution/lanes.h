@@ -1,6 +1,6 @@
 // Vectors of SPECDEC_LANES floats in namespace SPECDEC_ISA: arithmetic, loads, exponentials, Philox and noise.
-// Included by one source file per instruction set (rows_*.cpp), never alone. GCC's and clang's vector extensions give
-// the arithmetic; intrinsics serve only where these have no word for it.
+// One source file per instruction set (rows_*.cpp) includes it. The arithmetic uses the vector extensions of GCC and clang,
+// and intrinsics only for operations that these lack.
 #include <cfloat>
 #include <cstdint>
 #include <cstring>
@@ -44,7 +44,7 @@ SPECDEC_INLINE I iota() {
 SPECDEC_INLINE F larger(F a, F b) { return a > b ? a : b; }  // b if a is NaN
 SPECDEC_INLINE U smaller(U a, U b) { return a < b ? a : b; }
 
-// a * b + c: one rounding where the instruction set has it. Never used for noise.
+// a * b + c, fused if the instruction set has it. Never used for noise.
 SPECDEC_INLINE F fma(F a, F b, F c) {
 #if SPECDEC_LANES == 16
   return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -63,7 +63,7 @@ SPECDEC_INLINE D fma(D a, D b, D c) {
   return a * b + c;
 #endif
 }
-// Products of the low halves of 64-bit lanes; high halves are ignored.
+// Products of the low halves of 64-bit lanes. Ignores the high halves.
 SPECDEC_INLINE W multiply_low(W a, W b) {
 #if SPECDEC_LANES == 16
   return (W)_mm512_mul_epu32((__m512i)a, (__m512i)b);
@@ -88,7 +88,7 @@ SPECDEC_INLINE bool any(I mask) {
   return found != 0;
 #endif
 }
-// Of every four words the even ones of a, then those of b; or the odd ones.
+// From every four words: the even ones of a, then those of b; or the odd ones.
 template <bool kOdd>
 SPECDEC_INLINE U every_other(U a, U b) {
   [[maybe_unused]] constexpr int kOrder = kOdd ? 0xdd : 0x88;
@@ -141,8 +141,8 @@ SPECDEC_INLINE F load(const In* p, int64_t count) {
 }
 SPECDEC_INLINE void store(float* p, F value) { std::memcpy(p, &value, sizeof value); }
 
-// Rows come from beyond the second cache; hardware prefetching alone leaves the arithmetic waiting. Harmless past the end.
-constexpr int kFetchAhead = N == 16 ? 8192 : 2048;  // bytes: the wider the vectors, the sooner they are wanted
+// Rows come from beyond the L2 cache, and hardware prefetching alone stalls the arithmetic. Harmless past the end.
+constexpr int kFetchAhead = N == 16 ? 8192 : 2048;  // bytes: wider vectors consume a row faster
 template <class In>
 SPECDEC_INLINE void fetch_ahead(const In* p) {
   __builtin_prefetch(reinterpret_cast<const char*>(p) + kFetchAhead);
@@ -174,7 +174,7 @@ SPECDEC_INLINE F split_power(F x, F* power) {
   *power = bits<F>((bits<I>(shifted) << 23) + 0x3f800000);
   return shifted - magic;
 }
-// sum + 2^x up to a relative error of 2e-7 of the new term; NaN stays NaN, -inf adds (almost) nothing.
+// sum + 2^x, with a relative error of 2e-7 in the new term. NaN stays NaN; -inf adds (almost) 0.
 SPECDEC_INLINE F add_exp2(F x, F sum) {
 #if SPECDEC_LANES == 16
   const F f = (F)_mm512_reduce_ps((__m512)x, 0x09);  // x - floor(x)
@@ -232,7 +232,7 @@ SPECDEC_INLINE D exp(D x) {
   return x < -700.0 ? D{} : poly * power;
 }
 
-// Noise: the arithmetic of random.h lane by lane, so no fma here.
+// Noise: the arithmetic of random.h in every lane, hence without fma.
 SPECDEC_INLINE F noise_log(F y) {
   const I raw = bits<I>(y);
   const I exponent = (raw - static_cast<int32_t>(noise::kSqrtHalfBits)) >> 23;
@@ -258,8 +258,8 @@ SPECDEC_INLINE F gumbel_of(U word) {
   return -noise_log(word < noise::kSplit ? small : large);
 }
 
-// What the rounds of a row's counters have in common, spread over lanes. Only the token differs from lane to lane, so
-// half of the first two rounds is the same for all: it is a part of the keys that follow.
+// Round keys of a row's counters, broadcast to all lanes. Lanes differ only in the token, so half of the first two rounds
+// is the same in every lane. It is folded into the later keys.
 struct Philox {
   W key0[10], key1[10];
 };
@@ -281,10 +281,10 @@ SPECDEC_INLINE void prepare(const Counter& counter, Philox* out) {
     out->key1[round] = all(uint64_t{key1[round]});
   }
 }
-constexpr int kBatch = 4;          // vectors of words in a piece: two independent chains of multiplications
-constexpr int kWords = kBatch * N;  // tokens they serve
-// Words of the kWords tokens from each of `first`, multiples of four. The lanes of a chain take counters in the order in
-// which two rounds of shuffles leave their words in that of the tokens.
+constexpr int kBatch = 4;          // vectors of words per piece: two independent chains of multiplications
+constexpr int kWords = kBatch * N;  // tokens per piece
+// Words of the kWords tokens from each of `first` (multiples of four). Lanes take counters in an order that two rounds of
+// shuffles turn into token order.
 template <int kPieces>
 SPECDEC_INLINE void philox(const Philox& p, const uint32_t (&first)[kPieces], U (&words)[kBatch * kPieces]) {
   constexpr int kChains = 2 * kPieces;
@@ -292,7 +292,7 @@ SPECDEC_INLINE void philox(const Philox& p, const uint32_t (&first)[kPieces], U 
   for (int i = 0; i < N / 2; ++i) counter[i] = i % 2 * (N / 4) + i / 2;
   const W m0 = all(uint64_t{noise::kMultiply0}), m1 = all(uint64_t{noise::kMultiply1});
 #pragma GCC unroll 4
-  for (int k = 0; k < kChains; ++k) {  // only the low halves of lanes count; multiply_low ignores the rest
+  for (int k = 0; k < kChains; ++k) {  // only the low halves of lanes matter: multiply_low ignores the high halves
     x0[k] = counter + ((first[k / 2] >> 2) + k % 2 * (N / 2));
     const W a = multiply_low(x0[k], m0), b = multiply_low((a >> 32) ^ p.key1[0], m1);
     x0[k] = (b >> 32) ^ p.key0[1];

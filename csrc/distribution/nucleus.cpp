@@ -13,14 +13,14 @@ namespace {
 
 template <class Real>
 struct Contender {
-  Real level;
+  Real logit;
   int32_t id;
-  double mass;  // exp(level * inv_t - top * inv_t)
+  double mass;  // exp(logit * inv_t - top * inv_t)
 };
 
 template <class A, class B>
 bool precedes(const A& a, const B& b) {
-  return a.level > b.level || (a.level == b.level && a.id < b.id);
+  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
 // Monotone maps between floating-point numbers and integers (-0.0 just below 0.0).
@@ -41,12 +41,12 @@ Real value_of(Key<Real> key) {
 }
 
 template <class Real>
-double relative_mass(Real level, Real inv_t, double top_scaled) {
-  const Real scaled = level * inv_t;
+double relative_mass(Real logit, Real inv_t, double top_scaled) {
+  const Real scaled = logit * inv_t;
   return std::exp(static_cast<double>(scaled) - top_scaled);
 }
 
-// Smallest level that min-p keeps: bisection on the representable numbers, with the very test of the definition.
+// Smallest logit that min-p keeps, by bisection over the representable numbers with the test of the definition.
 template <class Real>
 Real smallest_kept(Real top, Real inv_t, double top_scaled, float min_p) {
   // 64-bit arithmetic on keys may overflow for Real = double, so halve before adding
@@ -59,7 +59,7 @@ Real smallest_kept(Real top, Real inv_t, double top_scaled, float min_p) {
   }
 }
 
-// A level that at least k elements reach: the k-th largest of the maxima of small pieces.
+// A lower bound of the k-th largest logit: the k-th largest of the maxima of small pieces.
 template <class Real>
 Real top_k_bound(Scalar type, const void* row, int64_t vocab, int64_t k) {
   static thread_local std::vector<Real> maxima;
@@ -75,11 +75,11 @@ Real top_k_bound(Scalar type, const void* row, int64_t vocab, int64_t k) {
   return maxima[k - 1];
 }
 
-// Reorders contenders so that the kept ones (mass strictly before them < target) come first; returns how
-// many. `before` is the mass of what precedes all contenders.
+// Moves the kept contenders (mass strictly before them < target) to the front and returns their number. `before` is the
+// mass of the elements that precede all contenders.
 template <class Real>
 int64_t nucleus_size(Contender<Real>* c, int64_t count, double before, double target) {
-  int64_t low = 0, high = count;  // [0, low) is kept and weighs `before` with what precedes the contenders
+  int64_t low = 0, high = count;  // [0, low) is kept; `before` includes its mass
   while (high - low > 24) {
     Contender<Real>*a = c + low, *b = c + (low + high) / 2, *d = c + high - 1;
     if (precedes(*b, *a)) std::swap(*a, *b);
@@ -109,9 +109,9 @@ int64_t nucleus_size(Contender<Real>* c, int64_t count, double before, double ta
   return low;
 }
 
-constexpr int64_t kFew = 4096;  // contenders that go to the quickselect without narrowing the window first
+constexpr int64_t kFew = 4096;  // a window with at most this many contenders goes to the quickselect
 
-// One row and a window [low, high] of levels; elements above `high` are all kept.
+// One row [V] and a window [low, high] of logits. All elements above `high` are kept.
 template <class Real>
 class Selection {
  public:
@@ -126,14 +126,14 @@ class Selection {
   double top_scaled() const { return top_scaled_; }
   Real high() const { return high_; }
   double mass_above() const { return mass_above_; }
-  double total() const { return rows::mass64(type_, row_, vocab_, inv_t_, top_scaled_, lowest_level()); }
+  double total() const { return rows::mass64(type_, row_, vocab_, inv_t_, top_scaled_, lowest_logit()); }
   std::vector<Contender<Real>>& contenders() { return contenders_; }
 
-  void by_level(Real level) {
-    open(level);
+  void by_logit(Real logit) {
+    open(logit);
     gather(vocab_);
   }
-  // Leaves exactly the kept contenders of the k largest elements, given that the k-th is at least `bound`.
+  // Reduces the contenders to the kept ones among the k largest elements. The k-th must be at least `bound`.
   void by_count(int64_t k, Real bound) {
     open(bound);
     locate(false, static_cast<double>(k));
@@ -144,7 +144,7 @@ class Selection {
       contenders_.resize(k);
     }
   }
-  // Leaves the kept contenders of the elements with less than `target` mass before them, none below `bound`.
+  // Reduces the contenders to elements with less than `target` mass before them and at least `bound`.
   void by_mass(double target, Real bound) {
     open(bound);
     locate(true, target);
@@ -155,7 +155,7 @@ class Selection {
   }
 
  private:
-  static constexpr Real lowest_level() { return -std::numeric_limits<Real>::infinity(); }
+  static constexpr Real lowest_logit() { return -std::numeric_limits<Real>::infinity(); }
 
   void open(Real low) {
     low_ = low;
@@ -164,7 +164,7 @@ class Selection {
     mass_above_ = 0;
   }
 
-  // False if there are more than `limit` elements in the window.
+  // False if the window has more than `limit` elements.
   bool gather(int64_t limit) {
     static thread_local std::vector<Entry<Real>> found;
     const size_t space = static_cast<size_t>(std::min(limit, vocab_)) + rows::kCollectSlack;
@@ -173,7 +173,7 @@ class Selection {
     if (count > limit) return false;
     contenders_.resize(count);
     for (int64_t i = 0; i < count; ++i)
-      contenders_[i] = {found[i].level, found[i].id, relative_mass(found[i].level, inv_t_, top_scaled_)};
+      contenders_[i] = {found[i].logit, found[i].id, relative_mass(found[i].logit, inv_t_, top_scaled_)};
     return true;
   }
 
@@ -184,7 +184,7 @@ class Selection {
     gather(vocab_);
   }
 
-  // Cuts the window to about a ninth, or away from -inf; false if it did not shrink.
+  // Shrinks the window to about a ninth, or to finite bounds. False if it did not shrink.
   bool narrow(bool by_mass, double target) {
     Real edges[kEdges];
     double masses[kEdges] = {};
@@ -194,7 +194,7 @@ class Selection {
       edges[i] = low_ < Real(-1e30) ? high_ - unit * std::pow(Real(4), Real(kEdges - 1 - i))
                                     : low_ + (high_ - low_) * (Real(i + 1) / (kEdges + 1));
     rows::above(type_, row_, vocab_, inv_t_, top_, edges, by_mass ? masses : nullptr, counts);
-    // masses are float sums here, so decisions keep clear of the target
+    // Masses are float sums here, so decisions keep a distance from the target.
     const double slack = by_mass ? 1e-4 * target : 0;
     const Real before_low = low_, before_high = high_;
     for (int i = 0; i < kEdges; ++i) {
@@ -241,24 +241,24 @@ Nucleus<Real> select_nucleus(Scalar type, const void* row, int64_t vocab, Real i
         selection.by_mass(top_p * total, -std::numeric_limits<Real>::infinity());
     }
   } else if (top_p < 1) {
-    // Tokens of relative mass m have together at most vocab * m, so those below the bound weigh at most half of what
-    // top-p leaves out: the nucleus lies above the bound.
+    // Tokens below relative mass m have a total of at most vocab * m. Below this bound it is at most half of the mass that
+    // top-p removes, so the nucleus is above the bound.
     const double total = selection.total();
     const double depth = std::log(0.5 * (1 - static_cast<double>(top_p)) * total / static_cast<double>(vocab));
     selection.by_mass(top_p * total, static_cast<Real>(top + (depth * 1.0001 - 1e-3) / inv_t -
                                                        1e-6 * std::fabs(static_cast<double>(top))));
   }
-  // everything above the window is kept so far, so a min-p that cuts there decides alone
-  if ((top_k == 0 && top_p == 1) || (min_p > 0 && lowest > selection.high())) selection.by_level(lowest);
+  // Everything above the window is kept so far, so a min-p cut there decides alone.
+  if ((top_k == 0 && top_p == 1) || (min_p > 0 && lowest > selection.high())) selection.by_logit(lowest);
 
   double kept = selection.mass_above();
   Nucleus<Real> out{0, std::numeric_limits<Real>::infinity(), 0};
   for (const Contender<Real>& c : selection.contenders()) {
-    if (c.level < lowest) continue;
+    if (c.logit < lowest) continue;
     kept += c.mass;
-    if (c.level < out.cut)
-      out.cut = c.level, out.tie_id = c.id;
-    else if (c.level == out.cut)
+    if (c.logit < out.cut)
+      out.cut = c.logit, out.tie_id = c.id;
+    else if (c.logit == out.cut)
       out.tie_id = std::max(out.tie_id, c.id);
   }
   out.lse = static_cast<Real>(top_scaled + std::log(kept));

@@ -1,23 +1,23 @@
-// Sums of exponentials over the race blocks of a row. Included by rows_body.h, never alone.
+// Block masses: sums of exponentials over the blocks of a row [V]. Only rows_body.h includes it.
 //
-// The quick way, for AVX-512 (about two and a half cycles per vector) and AVX2: with x = l * scale - power in
-// [-170, 86), 2^x = 2^n * 2^(j / E) * 2^r, |r| <= 1 / 2E, E the table's entries: 32, or 8 for AVX2. Adding 2 to x * kFine
-// rounds it to multiples of 2^-22 and leaves n and j in the low bits, so one table look-up, a shift and an addition make
-// 2^n * 2^(j / E). 2^r is close to kSquare * ((r + kMiddle)^2 + kRest), 1.3e-7 at worst for 32 entries, and to
-// kCube * (r + kRoot) * ((r + kMiddle)^2 + kRest), 4e-8, for 8. Anything else of that range, -inf and NaN included, sets a
-// higher bit.
+// The quick path, for AVX-512 (about two and a half cycles per vector) and AVX2. Let x = l * scale - power in [-170, 86).
+// Then 2^x = 2^n * 2^(j / E) * 2^r with |r| <= 1 / 2E, where the table has E = 32 entries, or 8 for AVX2. Adding 2 to
+// x * kFine rounds it to multiples of 2^-22 and puts n and j into the low bits. One table look-up, a shift and an addition
+// then give 2^n * 2^(j / E). 2^r is approximated by kSquare * ((r + kMiddle)^2 + kRest) with an error of at most 1.3e-7 for
+// 32 entries, and by kCube * (r + kRoot) * ((r + kMiddle)^2 + kRest) with 4e-8 for 8. Any x out of range, including -inf
+// and NaN, sets a higher bit.
 #include <cmath>
 
 namespace specdec {
 namespace SPECDEC_ISA {
 
 constexpr double kLog2E = 1.4426950408889634, kLn2 = 0.6931471805599453;
-// Block sums that are larger call for another unit: the first-order correction of the scale holds near the unit only.
+// Larger block sums need another unit, because the first-order correction of the scale holds only near the unit.
 constexpr double kMost = 0x1p24;
-// Floats tell neighbouring powers apart below it.
+// Below it, floats distinguish neighbouring powers.
 constexpr float kFar = 60000;
 
-constexpr int64_t kSample = 128;  // elements that tell the unit to begin with
+constexpr int64_t kSample = 128;  // elements that determine the initial unit
 
 template <class In>
 SPECDEC_INLINE float largest_of(const In* p, int64_t count) {
@@ -40,7 +40,7 @@ struct QuickScale {
 constexpr int kDeepest = 170;
 #if SPECDEC_LANES == 16
 constexpr int kEntryBits = 5;
-constexpr float kMiddle = 46.0f / 32;  // a multiple of 1 / E, so that r + kMiddle is exact
+constexpr float kMiddle = 46.0f / 32;  // a multiple of 1 / E, so r + kMiddle is exact
 constexpr double kSquare = 0.24109942, kRest = 2.0812600274143485, kFactor = kSquare;
 #else
 constexpr int kEntryBits = 3;
@@ -66,7 +66,7 @@ SPECDEC_INLINE QuickScale quick_scale(float scale, double power) {
           std::fabs(power) < kFar && scale > 0x1p-60f && scale < 0x1p60f};
 }
 
-// Two vectors of a block; which elements go to which does not matter to a sum.
+// Two vectors of a block. Their element order does not matter to a sum.
 SPECDEC_INLINE void load_two(const float* p, F* a, F* b) {
   *a = widen_lanes(p);
   *b = widen_lanes(p + N);
@@ -95,7 +95,7 @@ SPECDEC_INLINE U any_of(U a, U b, U c) { return (U)_mm512_ternarylogic_epi32((__
 SPECDEC_INLINE bool none_in(U word, uint32_t mask) {
   return _mm512_test_epi32_mask((__m512i)word, _mm512_set1_epi32(static_cast<int>(mask))) == 0;
 }
-// total + 2^r * power, in its own unit; given (r + kMiddle) * kFine
+// total + 2^r * power in its own unit; r is passed as (r + kMiddle) * kFine
 SPECDEC_INLINE F add_near(F r, F power, F rest, F total) { return fma(power, fma(r, r, rest), total); }
 #else
 struct Powers {
@@ -113,16 +113,16 @@ SPECDEC_INLINE F add_near(F r, F power, F rest, F total) {
 }
 #endif
 
-// total += 2^(l * scale - power) in its own unit; returns the word that tells the range.
-SPECDEC_INLINE U quick_add(F level, const QuickScale& quick, const Powers& table, F rest, F* total) {
-  const F q = fma(level, quick.scale, quick.start);
-  const F r = minus(level, quick.scale, q - quick.middle);
+// total += 2^(l * scale - power) in its own unit. Returns the word for the range check.
+SPECDEC_INLINE U quick_add(F logit, const QuickScale& quick, const Powers& table, F rest, F* total) {
+  const F q = fma(logit, quick.scale, quick.start);
+  const F r = minus(logit, quick.scale, q - quick.middle);
   const U word = bits<U>(q);
   *total = add_near(r, bits<F>(power_of(table, word)), rest, *total);
   return word;
 }
 
-// Adds a block of whole steps; returns the words' bits.
+// Adds a block of whole steps. Returns the union of the words' bits.
 constexpr int kStep = 4 * N;
 template <class In>
 SPECDEC_INLINE U quick_block(const In* p, int count, const QuickScale& quick, U seen, F* total) {
@@ -142,7 +142,7 @@ SPECDEC_INLINE U quick_block(const In* p, int count, const QuickScale& quick, U 
   *total = first + second;
   return seen;
 }
-// A word in range is that of 2.0 and, below it, n and j.
+// A word in range has the bits of 2.0 and, below them, n and j.
 SPECDEC_INLINE bool quick_range(U seen) { return none_in(seen, ~(0x40000000u | ((256u << kEntryBits) - 1))); }
 // A power of 2^-127 stands for n = 0, and x = 0 is n = kDeepest.
 constexpr double kQuickUnit = kFactor / (double(kFine) * double(kFine)) / 0x1p43;
@@ -162,7 +162,7 @@ SPECDEC_INLINE bool quick_sum(const In* p, int count, const QuickScale& quick, d
   return *sum < kMost;
 }
 
-// Lane i of the answer is the sum of v[i].
+// Lane i of the result is the sum of v[i].
 #if SPECDEC_LANES == 16
 SPECDEC_INLINE F sum_each(const F (&v)[16]) {
   __m512 quarter[4];
@@ -191,7 +191,7 @@ SPECDEC_INLINE F sum_each(const F (&v)[8]) {
 }
 #endif
 
-// Sums of `blocks` <= kGroup whole blocks, or false if one of them is not for the quick way.
+// Sums of `blocks` <= kGroup whole blocks, or false if one of them is out of range.
 constexpr int kGroup = N;
 template <class In>
 SPECDEC_INLINE bool quick_sums(const In* p, int blocks, const QuickScale& quick, double* sums) {
@@ -236,11 +236,11 @@ SPECDEC_INLINE double slice_sum(const In* p, int64_t count, float scale, float s
   return reduce_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-// log2 of a block's sum, for levels near the end of float's range and for blocks without a finite one.
+// log2 of a block's sum, for logits near the end of float's range and for blocks without finite logits.
 template <class In>
 __attribute__((noinline, cold)) double careful_sum(const In* p, int64_t count, double exact, float top) {
   double total = 0;
-  if (!(top > -kInfinity && top < kInfinity)) {  // -inf for a block of -inf, NaN if there is +inf or NaN
+  if (!(top > -kInfinity && top < kInfinity)) {  // -inf for a block of -inf, NaN if it has +inf or NaN
     for (int64_t i = 0; i < count; ++i) total += widen(p[i]) == -kInfinity ? 0.0 : std::nan("");
     return std::log2(total);
   }
@@ -248,22 +248,22 @@ __attribute__((noinline, cold)) double careful_sum(const In* p, int64_t count, d
   return top * exact + std::log2(total);
 }
 
-// The same for a block whose elements do not fit the row's unit.
+// The same for a block whose elements exceed the range of the row's unit.
 template <class In>
 __attribute__((noinline)) double lone_sum(const In* p, int64_t count, double exact) {
   const float scale = static_cast<float>(exact), top = largest_of(p, count);
   if (!(std::fabs(top) * scale < kFar)) return careful_sum(p, count, exact, top);
-  // `scale` and `shift` are rounded; the shift enters exactly as it was used, the scale to first order.
+  // `scale` and `shift` are rounded. The shift is corrected exactly, the scale to first order.
   return static_cast<double>(top * scale) + (exact - scale) * top + std::log2(slice_sum(p, count, scale, -top * scale));
 }
 
-// The unit 2^power of a row's sums. The elements near it weigh most, so the rounding of `scale` is undone there.
+// The unit 2^power of a row's sums. Elements near it contribute most, so the rounding of `scale` is corrected there.
 struct Unit {
   float scale;
   double power, exponent;
-  bool far;  // from what floats can take
-  SPECDEC_INLINE_MEMBER void move(double log2_level, double exact) {
-    power = log2_level > -kInfinity && log2_level < kInfinity ? log2_level : 0.0;
+  bool far;  // out of float range
+  SPECDEC_INLINE_MEMBER void move(double log2_logit, double exact) {
+    power = log2_logit > -kInfinity && log2_logit < kInfinity ? log2_logit : 0.0;
     scale = static_cast<float>(exact);
     far = !(__builtin_fabs(power) < kFar);
     if (!far) power = __builtin_rint(power);
@@ -271,7 +271,7 @@ struct Unit {
   }
 };
 
-// A row's sums so far.
+// The block sums of a row, computed in order.
 template <class In>
 struct Masses {
   const In* row;
@@ -280,17 +280,17 @@ struct Masses {
   double* sums;
   Unit unit;
   QuickScale quick;
-  // after a block that the quick way cannot take (of forbidden tokens, say), the next few do not try it
+  // After a block out of range (of forbidden tokens, for example) the next few blocks skip the quick path.
   int patience = 0, wait = 0;
 
-  SPECDEC_INLINE_MEMBER void move(double log2_level) {
-    unit.move(log2_level, exact);
+  SPECDEC_INLINE_MEMBER void move(double log2_logit) {
+    unit.move(log2_logit, exact);
     quick = quick_scale(unit.scale, unit.power);
     patience = wait = 0;
   }
   int64_t blocks() const { return (count + kVocabBlock - 1) / kVocabBlock; }
 
-  // One block; the unit moves if it is much larger than what came before.
+  // Adds one block. The unit changes if the block is much larger than the earlier ones.
   __attribute__((noinline)) void add(int64_t b) {
     const In* p = row + b * kVocabBlock;
     const int size = static_cast<int>(count - b * kVocabBlock < kVocabBlock ? count - b * kVocabBlock : kVocabBlock);
@@ -319,9 +319,9 @@ struct Masses {
 template <class In>
 double masses(const void* row, int64_t count, float inv_t, double* sums) {
   Masses<In> own{static_cast<const In*>(row), count, inv_t * kLog2E, sums, {}, {}};
-  float level = largest_of(own.row, count < kSample ? count : kSample);
-  if (level == -kInfinity) level = largest_of(own.row, count);
-  own.move(level * own.exact);
+  float logit = largest_of(own.row, count < kSample ? count : kSample);
+  if (logit == -kInfinity) logit = largest_of(own.row, count);
+  own.move(logit * own.exact);
   const int64_t whole = count / kVocabBlock, blocks = own.blocks();
   for (int64_t b = 0; b < blocks;) {
     const int group = static_cast<int>(whole - b < kGroup ? whole - b : kGroup);
@@ -331,7 +331,7 @@ double masses(const void* row, int64_t count, float inv_t, double* sums) {
     }
     for (const int64_t end = group > 0 ? b + group : blocks; b < end; ++b) own.add(b);
   }
-  return level == -kInfinity ? -kInfinity : own.unit.exponent * kLn2;
+  return logit == -kInfinity ? -kInfinity : own.unit.exponent * kLn2;
 }
 
 }  // namespace SPECDEC_ISA

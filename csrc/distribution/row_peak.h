@@ -1,12 +1,12 @@
-// The largest element of a row. Included by rows_body.h, never alone.
+// The largest element of a row [V]. Only rows_body.h includes it.
 namespace specdec {
 namespace SPECDEC_ISA {
 
-// The first of the largest, as long as there is no NaN.
+// The first largest element, if the row has no NaN.
 template <class In>
 Peak<float> peak(const void* row, int64_t count) {
   const In* p = static_cast<const In*>(row);
-  constexpr int kChains = 4;  // one alone waits for its own comparisons
+  constexpr int kChains = 4;  // hides the latency of comparisons
   F best[kChains];
   I where[kChains], ids = iota(), nan = {};
   for (int k = 0; k < kChains; ++k) best[k] = all(-kInfinity), where[k] = ids;
@@ -26,9 +26,9 @@ Peak<float> peak(const void* row, int64_t count) {
   Peak<float> out{-kInfinity, 0, any(nan)};
   for (int k = 0; k < kChains; ++k)
     for (int lane = 0; lane < N; ++lane) {
-      const float level = best[k][lane];
-      if (level > out.level || (level == out.level && level > -kInfinity && where[k][lane] < out.id))
-        out.level = level, out.id = where[k][lane];
+      const float logit = best[k][lane];
+      if (logit > out.logit || (logit == out.logit && logit > -kInfinity && where[k][lane] < out.id))
+        out.logit = logit, out.id = where[k][lane];
     }
   return out;
 }

@@ -1,20 +1,20 @@
-// Rough totals of exponentials: upper bounds at the speed of a read, for AVX-512 and AVX2. Included by rows_body.h after
-// row_masses.h, never alone.
+// Rough totals of exponentials over a row [V]: upper bounds at the speed of a read, for AVX-512 and AVX2. Only rows_body.h
+// includes it, after row_masses.h.
 
 namespace specdec {
 namespace SPECDEC_ISA {
 
 #if SPECDEC_LANES >= 8
 
-// 2^x <= (1 + f) * 2^n for x = n + f: the float whose bits are (x + 127) * 2^23. A sum with 2 rounds x to multiples of 2^-14
-// and leaves its bits at the end of a word, and a shift puts them where they belong: as fast as a row is read, from memory
-// too, without fetching ahead. To mend 1 + f with a square costs AVX-512 more than the redone rows it saves.
-// Answers NaN where x leaves [-kDeepest, 85); if kClamped, what is below counts as if it were there, -inf too.
+// 2^x <= (1 + f) * 2^n for x = n + f: the float whose bits are (x + 127) * 2^23. Adding 2 rounds x to multiples of 2^-14 and
+// puts its bits at the end of a word; a shift moves them into place. This runs as fast as a row is read, even from memory,
+// without prefetching. A square term that corrects 1 + f would cost AVX-512 more than the recomputed rows it saves.
+// Returns NaN if some x is outside [-kDeepest, 85). With kClamped, smaller x (and -inf) count as -kDeepest.
 template <bool kClamped, class In>
 SPECDEC_INLINE double rough_sum(const In* p, int64_t count, F scale, F shift, double enough) {
-  constexpr int kPart = 64 * kStep;  // a float takes so many terms without losing count
-  auto word = [&](F level, bool clamped) __attribute__((always_inline)) {
-    const F sum = fma(level, scale, shift);
+  constexpr int kPart = 64 * kStep;  // a float can add this many terms without losing precision
+  auto word = [&](F logit, bool clamped) __attribute__((always_inline)) {
+    const F sum = fma(logit, scale, shift);
     return bits<U>(clamped ? larger(all(2 + 0x1p-8f), sum) : sum);  // n = 1: no denormal numbers
   };
   double total = 0;
@@ -23,19 +23,19 @@ SPECDEC_INLINE double rough_sum(const In* p, int64_t count, F scale, F shift, do
     U seen = {};
     const int64_t part = i + kPart < count ? i + kPart : count;
     for (; i + kStep <= part; i += kStep) {
-      F level[4];
+      F logit[4];
       U words[4];
-      load_two(p + i, level, level + 1);
-      load_two(p + i + 2 * N, level + 2, level + 3);
+      load_two(p + i, logit, logit + 1);
+      load_two(p + i + 2 * N, logit + 2, logit + 3);
       for (int k = 0; k < 4; ++k) {
-        words[k] = word(level[k], kClamped);
+        words[k] = word(logit[k], kClamped);
         sum[k] += bits<F>(words[k] << 9);
       }
       seen = any_of(any_of(seen, words[0], words[1]), words[2], words[3]);
     }
     if (part == count)
       for (; i < count; i += N) {
-        const U last = word(load(p + i, count - i), true);  // what is not there is -inf
+        const U last = word(load(p + i, count - i), true);  // lanes past the end are -inf
         seen |= last;
         sum[0] += bits<F>(last << 9);
       }
@@ -46,10 +46,10 @@ SPECDEC_INLINE double rough_sum(const In* p, int64_t count, F scale, F shift, do
   return total;
 }
 
-// What rough_sum takes of a row in units of exp(top * inv_t); `told` is false where floats tell the powers apart no more.
+// Arguments of rough_sum for a row in units of exp(top * inv_t). Not `usable` if floats cannot distinguish the powers.
 struct RoughScale {
   F scale, shift;
-  bool told;
+  bool usable;
 };
 SPECDEC_INLINE RoughScale rough_scale(float inv_t, float top) {
   const double exact = inv_t * kLog2E, power = top * exact;
@@ -61,7 +61,7 @@ template <class In>
 double rough_total(const void* row, int64_t count, float inv_t, float top, double enough) {
   const In* p = static_cast<const In*>(row);
   const RoughScale own = rough_scale(inv_t, top);
-  if (!own.told) return std::nan("");
+  if (!own.usable) return std::nan("");
   const double sum = rough_sum<false>(p, count, own.scale, own.shift, enough);
   return std::isnan(sum) ? rough_sum<true>(p, count, own.scale, own.shift, enough) : sum;
 }
@@ -83,7 +83,7 @@ double rough_masses(const void* row, int64_t count, float inv_t, double* sums, f
   const In* p = static_cast<const In*>(row);
   *top = largest_of(p, count < kSample ? count : kSample);
   const RoughScale own = rough_scale(inv_t, *top);
-  if (!own.told) return std::nan("");
+  if (!own.usable) return std::nan("");
   const double total = rough_sums<false>(p, count, own, sums);
   return std::isnan(total) ? rough_sums<true>(p, count, own, sums) : total;
 }

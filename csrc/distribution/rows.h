@@ -1,4 +1,5 @@
-// Vectorised passes over (pieces of) one row of logits, compiled once per instruction set and chosen at load.
+// Vectorised passes over one row [V] of logits, or over one block of it. They are compiled once per instruction set and
+// selected at load. l is a logit; weights are those of DistributionRow.
 #pragma once
 #include <cstdint>
 
@@ -12,19 +13,19 @@ template <class Real>
 struct DistributionRow {
   Real inv_t, lse, cut;
   int32_t tie_id;
-  bool keeps(Real level, int64_t id) const { return level > cut || (level == cut && id <= tie_id); }
+  bool keeps(Real logit, int64_t id) const { return logit > cut || (logit == cut && id <= tie_id); }
   bool operator==(const DistributionRow&) const = default;
 };
 
-// Largest element, the lowest id that has it, and whether there is a NaN. -inf and id 0 for nothing but -inf.
+// Largest element, its lowest id, and whether the row has a NaN. -inf and id 0 for a row of -inf.
 template <class Real>
 struct Peak {
-  Real level;
+  Real logit;
   int32_t id;
   bool nan;
 };
 
-// A running argmax: strictly larger wins, so equal scores keep the lower id when ids come in order.
+// A running argmax. Only a strictly larger score replaces it, so equal scores keep the lower id if ids ascend.
 template <class Real>
 struct Best {
   Real score;
@@ -33,58 +34,61 @@ struct Best {
 
 template <class Real>
 struct Entry {
-  Real level;
+  Real logit;
   int32_t id;
 };
 
-// Buffers of one race block are padded with zeros up to a multiple of this.
+// Buffers of one block are zero padded to a multiple of this.
 constexpr int kPad = 32;
-constexpr int kEdges = 8;
-constexpr int kTops = 32;
-constexpr double kRough = 1.0615;  // the most that 1 + f exceeds 2^f by, 0 <= f <= 1
+constexpr int kEdges = 8;  // thresholds per pass of `above`
+constexpr int kTops = 32;  // groups of `tops`
+constexpr double kRough = 1.0615;  // largest (1 + f) / 2^f for 0 <= f <= 1
 
-// Pointers to functions for float accumulation; arrays are indexed by Scalar (Float32, BFloat16, Half).
+// Functions that accumulate in float. Arrays are indexed by Scalar (Float32, BFloat16, Half).
 struct RowKernels {
   const char* name;
-  // Sums of exp(l * inv_t) over each race block, in units of exp(the answer): NaN for a block with a NaN or +inf
-  // element, 0 for nothing but -inf.
+  // Sums of exp(l * inv_t) over each block, sums [block_count(V)], in units of exp(result). NaN for a block with a NaN
+  // or +inf element, 0 for a block of -inf.
   double (*masses[3])(const void* row, int64_t count, float inv_t, double* sums);
-  // At least the sum of exp((l - top) * inv_t), and at most kRough times as much, up to 2e-4 of it; or, as soon as it
-  // is known to be more, something above `enough`. NaN if it cannot tell, as for rows with a NaN or +inf element.
+  // An upper bound of the sum of exp((l - top) * inv_t), at most kRough times too large, up to 2e-4 of it. Stops early
+  // with a value above `enough`. NaN if there is no bound, for example with a NaN or +inf element.
   double (*rough_total[3])(const void* row, int64_t count, float inv_t, float top, double enough);
-  // The same of every race block, in units of exp(*top * inv_t), *top being a level that it chooses; returns their
-  // total.
+  // The same for every block, sums [block_count(V)], in units of exp(*top * inv_t) for a logit *top that it selects.
+  // Returns the total.
   double (*rough_masses[3])(const void* row, int64_t count, float inv_t, double* sums, float* top);
+  // The largest element and its id.
   Peak<float> (*peak[3])(const void* row, int64_t count);
-  // Largest element that is not NaN (-inf if there is none).
+  // The largest element that is not NaN; -inf if there is none.
   float (*largest[3])(const void* row, int64_t count);
-  // At least the total of `weights` (up to roundings), from a pass of comparisons.
+  // An upper bound of the total of `weights` (up to rounding), from comparisons only.
   float (*mass_bound[3])(const void* piece, int count, const DistributionRow<float>& dist);
-  // Total of max(share * p - q, 0) for two pieces of the same type and the same tokens; at least that if a
-  // distribution has a cut.
+  // Total of max(share * p - q, 0) for two pieces of the same type and the same tokens; an upper bound if a distribution
+  // has a cut.
   float (*residual_mass[3])(const void* p, const void* q, int count, const DistributionRow<float>& p_dist,
                             const DistributionRow<float>& q_dist, float share);
-  // Sum of exp(double(l * inv_t) - top) over the elements > floor, for exact nuclei.
+  // Sum of exp(double(l * inv_t) - top) over the elements > floor, for an exact nucleus.
   double (*mass64[3])(const void* row, int64_t count, float inv_t, double top, float floor);
-  // How many elements are > each of kEdges levels and, unless masses is null, about what exp((l - top) * inv_t) sum to.
+  // The number of elements > each of kEdges thresholds, and the approximate sum of exp((l - top) * inv_t) over them unless
+  // masses is null. All arrays are [kEdges].
   void (*above[3])(const void* row, int64_t count, float inv_t, float top, const float* edges, double* masses,
                    int64_t* counts);
-  // The elements of [low, high] in id order; returns how many, or more than `limit` as soon as there are more. Writes
-  // up to kCollectSlack beyond the limit.
+  // The elements in [low, high] in id order. Returns their number, or stops with more than `limit`. Writes up to
+  // kCollectSlack entries past the limit.
   int64_t (*collect[3])(const void* row, int64_t count, float low, float high, int64_t limit, Entry<float>* out);
   // Weights of tokens first .. first + count - 1 (count <= kVocabBlock), zero padded.
   void (*weights[3])(const void* piece, int count, int32_t first, const DistributionRow<float>& dist, float* out);
   // argmax of l * inv_t + gumbel over the kept tokens first .. first + count - 1; first is a multiple of four.
   void (*replay[3])(const void* piece, int count, int32_t first, const DistributionRow<float>& dist, const Counter& counter,
                     Best<float>* best);
-  // p = max(p - q, 0)
+  // p = max(p - q, 0), for one block.
   void (*subtract)(float* p, const float* q, int count);
+  // Sum of a block's weights.
   double (*total)(const float* weights, int count);
   // argmax of log(weight) + gumbel over the tokens first .. first + count - 1; first is a multiple of four.
   void (*gumbel_max)(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best);
-  // l * inv_t, plus noise unless that is null; -inf in place of NaN. tops, unless null: of kTops groups, each token
-  // being in one of them, the largest of each.
-  void (*levels[3])(const void* row, int64_t count, float inv_t, const float* noise, float* out, float* tops);
+  // l * inv_t, plus noise [V] unless it is null; -inf replaces NaN. Unless null, tops [kTops] receives the largest result
+  // of each group, where the groups partition the tokens.
+  void (*scaled_logits[3])(const void* row, int64_t count, float inv_t, const float* noise, float* out, float* tops);
   // Gumbel noise of tokens 0 .. count - 1.
   void (*gumbel_row)(const Counter& counter, int64_t count, float* out);
 };
@@ -97,7 +101,7 @@ extern const RowKernels kPortableRows;
 extern const RowKernels kAvx2Rows, kAvx512Rows;
 #endif
 
-// One name per pass for both accumulation types: float goes to the table, double to plain loops (rows_double.cpp).
+// Overloads for both accumulation types: float uses the table, double plain loops (rows_double.cpp).
 namespace rows {
 constexpr int kCollectSlack = 16;
 inline int slot(Scalar type) { return static_cast<int>(type); }
@@ -141,9 +145,9 @@ inline void replay(Scalar type, const void* piece, int count, int32_t first, con
                    const Counter& counter, Best<float>* best) {
   row_kernels().replay[slot(type)](piece, count, first, dist, counter, best);
 }
-inline void levels(Scalar type, const void* row, int64_t count, float inv_t, const float* noise, float* out,
+inline void scaled_logits(Scalar type, const void* row, int64_t count, float inv_t, const float* noise, float* out,
                    float* tops = nullptr) {
-  row_kernels().levels[slot(type)](row, count, inv_t, noise, out, tops);
+  row_kernels().scaled_logits[slot(type)](row, count, inv_t, noise, out, tops);
 }
 inline void subtract(float* p, const float* q, int count) { row_kernels().subtract(p, q, count); }
 inline double total(const float* weights, int count) { return row_kernels().total(weights, count); }
@@ -163,7 +167,7 @@ int64_t collect(Scalar, const void* row, int64_t count, double low, double high,
 void weights(Scalar, const void* piece, int count, int32_t first, const DistributionRow<double>& dist, double* out);
 void replay(Scalar, const void* piece, int count, int32_t first, const DistributionRow<double>& dist, const Counter& counter,
             Best<double>* best);
-void levels(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out, double* tops = nullptr);
+void scaled_logits(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out, double* tops = nullptr);
 void subtract(double* p, const double* q, int count);
 double total(const double* weights, int count);
 void gumbel_max(const double* weights, int count, int32_t first, const Counter& counter, Best<double>* best);

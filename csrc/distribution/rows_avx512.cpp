@@ -1,5 +1,5 @@
-// Rows compiled for avx512. Standard headers come first: their inline functions must stay free of these instructions,
-// because the linker may keep this file's copy for everybody.
+// Row passes compiled for AVX-512. Standard headers come first: the linker may keep this file's copy of their inline functions
+// for the whole program, so they must not use these instructions.
 #include "distribution/rows.h"
 
 #ifdef SPECDEC_X86

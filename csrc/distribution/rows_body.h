@@ -1,4 +1,4 @@
-// Bodies of RowKernels for one instruction set; see rows.h for what each does and lanes.h for the vectors.
+// The functions of RowKernels for one instruction set. rows.h documents them; lanes.h has the vectors.
 #include "distribution/rows.h"
 
 #include <cmath>
@@ -19,7 +19,7 @@ float largest(const void* row, int64_t count) {
   return largest_of(static_cast<const In*>(row), count);
 }
 
-// Upper bound of a block's mass: the largest of every few elements stands for all of them.
+// Upper bound of a block's mass: the largest of every few elements replaces all of them.
 template <class In>
 float mass_bound(const void* piece, int count, const DistributionRow<float>& dist) {
   const In* p = static_cast<const In*>(piece);
@@ -31,7 +31,7 @@ float mass_bound(const void* piece, int count, const DistributionRow<float>& dis
       top[k] = larger(widen_lanes(p + i + k * N), top[k]);
     }
   for (; i < count; i += N, ++group) top[0] = larger(load(p + i, count - i), top[0]);
-  // with room for the roundings of scale and shift, which grow with the normaliser
+  // The shift covers the rounding of scale and shift, which grows with the normaliser.
   const float scale = dist.inv_t * 1.44269504f, shift = (std::fabs(dist.lse) * 0x1p-21f - dist.lse) * 1.44269504f;
   F sum = {};
   for (int k = 0; k < 4; ++k) {
@@ -41,14 +41,14 @@ float mass_bound(const void* piece, int count, const DistributionRow<float>& dis
   return static_cast<float>(reduce_sum(sum) * group);
 }
 
-// About the total of max(share * p - q, 0) over a block: never less where a cut is among ties, else to rounding.
+// The total of max(share * p - q, 0) over a block, up to rounding; an upper bound if a cut is among ties.
 template <class In>
 float residual_mass(const void* p_piece, const void* q_piece, int count, const DistributionRow<float>& p_dist,
                     const DistributionRow<float>& q_dist, float share) {
   const In *p = static_cast<const In*>(p_piece), *q = static_cast<const In*>(q_piece);
-  // logs of weights are rounded as `weights` rounds them
-  auto log2_weight = [](F level, const DistributionRow<float>& dist) __attribute__((always_inline)) {
-    return (level * dist.inv_t - dist.lse) * static_cast<float>(kLog2E);
+  // Log weights are rounded as in `weights`.
+  auto log2_weight = [](F logit, const DistributionRow<float>& dist) __attribute__((always_inline)) {
+    return (logit * dist.inv_t - dist.lse) * static_cast<float>(kLog2E);
   };
   F sum[2] = {F{}, F{}};
   auto step = [&](F a, F b, int k) __attribute__((always_inline)) {
@@ -74,8 +74,8 @@ double mass64(const void* row, int64_t count, float inv_t, double top, float flo
   D sum[2] = {D{}, D{}};
   const D shift = all(top);
   for (int64_t i = 0; i < count; i += N) {
-    const F level = load(p + i, count - i);
-    const F z = level > floor ? level * inv_t : all(-kInfinity);
+    const F logit = load(p + i, count - i);
+    const F z = logit > floor ? logit * inv_t : all(-kInfinity);
     HalfF part[2];
     std::memcpy(part, &z, sizeof z);
     for (int k = 0; k < 2; ++k) sum[k] += exp(__builtin_convertvector(part[k], D) - shift);
@@ -93,11 +93,11 @@ SPECDEC_INLINE void above_edges(const In* p, int64_t count, float scale, float s
   I number[kEdges];
   for (int k = 0; k < kEdges; ++k) sum[k] = F{}, number[k] = I{}, edge[k] = all(edges[k]);
   for (int64_t i = 0; i < count; i += N) {
-    const F level = load(p + i, count - i);
+    const F logit = load(p + i, count - i);
     F mass = {};
-    if constexpr (kMasses) mass = add_exp2(fma(level, all(scale), all(shift)), F{});
+    if constexpr (kMasses) mass = add_exp2(fma(logit, all(scale), all(shift)), F{});
     for (int k = 0; k < kEdges; ++k) {
-      const I over = level > edge[k];
+      const I over = logit > edge[k];
       number[k] -= over;
       if constexpr (kMasses) sum[k] += over ? mass : F{};
     }
@@ -123,7 +123,7 @@ void above(const void* row, int64_t count, float inv_t, float top, const float* 
 template <class In>
 int64_t collect(const void* row, int64_t count, float low, float high, int64_t limit, Entry<float>* out) {
   const In* p = static_cast<const In*>(row);
-  constexpr int kFew = 4 * N;  // most of which hold nothing
+  constexpr int kFew = 4 * N;  // most groups of this size have no element in range
   int64_t found = 0;
   for (int64_t i = 0; i < count && found <= limit;) {
     if (i % kFew == 0 && i + kFew <= count) {
@@ -146,8 +146,8 @@ int64_t collect(const void* row, int64_t count, float low, float high, int64_t l
   return found;
 }
 
-SPECDEC_INLINE I kept(F level, I ids, const DistributionRow<float>& dist) {
-  return (level > dist.cut) | ((level == dist.cut) & (ids <= dist.tie_id));
+SPECDEC_INLINE I kept(F logit, I ids, const DistributionRow<float>& dist) {
+  return (logit > dist.cut) | ((logit == dist.cut) & (ids <= dist.tie_id));
 }
 
 template <class In>
@@ -155,10 +155,10 @@ void weights(const void* piece, int count, int32_t first, const DistributionRow<
   const In* p = static_cast<const In*>(piece);
   I ids = iota() + first;
   for (int i = 0; i < count; i += N, ids += N) {
-    const F level = load(p + i, count - i);
-    F weight = exp(level * dist.inv_t - dist.lse);
-    weight = kept(level, ids, dist) ? weight : F{};
-    store(out + i, weight);  // lanes past the end look like -inf: weight 0
+    const F logit = load(p + i, count - i);
+    F weight = exp(logit * dist.inv_t - dist.lse);
+    weight = kept(logit, ids, dist) ? weight : F{};
+    store(out + i, weight);  // lanes past the end are -inf: weight 0
   }
   const int end = (count + N - 1) / N * N, padded = (count + kPad - 1) / kPad * kPad;
   for (int i = end; i < padded; ++i) out[i] = 0;
@@ -183,7 +183,7 @@ double total(const float* weights, int count) {
 struct BestLanes {
   F score;
   I ids;
-  // not a constructor: an implicit one would escape the instruction set chosen by the pragma
+  // Not a constructor: an implicit one would not use the instruction set of the pragma.
   SPECDEC_INLINE BestLanes none() { return {all(-kInfinity), I{}}; }
   SPECDEC_INLINE_MEMBER void add(F contender, I id) {
     const I better = contender > score;
@@ -197,16 +197,16 @@ struct BestLanes {
   }
 };
 
-// What level * inv_t + gumbel_of(word) is below, up to roundings: -log1p(-x) >= x, and the bits of a float, as a
-// number, lie below its log2.
-SPECDEC_INLINE F most_of(F level, float inv_t, U word) {
-  constexpr float kBit = static_cast<float>(kLn2 * 0x1p-23);      // of a float as a number, in nats
-  constexpr float kUnit = static_cast<float>((127 + 31) * kLn2);  // log of 2^31, as these bits have it
+// Upper bound of logit * inv_t + gumbel_of(word), up to rounding: -log1p(-x) >= x, and the bits of a float, as a number,
+// are below its log2.
+SPECDEC_INLINE F most_of(F logit, float inv_t, U word) {
+  constexpr float kBit = static_cast<float>(kLn2 * 0x1p-23);      // one unit of a float's bits, in nats
+  constexpr float kUnit = static_cast<float>((127 + 31) * kLn2);  // log of 2^31 in the same scale
   const F log2 = __builtin_convertvector(bits<I>(__builtin_convertvector(bits<I>(word >> 1), F)), F);
-  return fma(log2, all(-kBit), level * inv_t) + kUnit;
+  return fma(log2, all(-kBit), logit * inv_t) + kUnit;
 }
 
-// The largest level of each lane of a piece of kWords tokens, `count` of them there.
+// The largest logit of each lane in a piece of kWords tokens, of which `count` exist.
 template <class In>
 SPECDEC_INLINE F top_of(const In* p, int count) {
   F top = load(p, count);
@@ -218,40 +218,40 @@ SPECDEC_INLINE F top_of(const In* p, int count) {
   return top;
 }
 
-// The best of a piece of tokens, `count` of them there, given their words, if it reaches `least`.
+// The best of a piece of tokens, of which `count` exist, given their words, if it reaches `least`.
 template <class In>
 __attribute__((noinline)) void replay_piece(const In* p, int count, int32_t first, const DistributionRow<float>& dist,
                                             const U* word, float least, Best<float>* best) {
   BestLanes winner = BestLanes::none();
   for (int k = 0; k < kBatch && k * N < count; ++k) {
-    const F level = load(p + k * N, count - k * N);
-    if (!any(most_of(level, dist.inv_t, word[k]) >= least)) continue;
+    const F logit = load(p + k * N, count - k * N);
+    if (!any(most_of(logit, dist.inv_t, word[k]) >= least)) continue;
     const I id = iota() + (first + k * N);
-    const F score = level * dist.inv_t + gumbel_of(word[k]);
-    winner.add(kept(level, id, dist) & (id < first + count) ? score : all(-kInfinity), id);
+    const F score = logit * dist.inv_t + gumbel_of(word[k]);
+    winner.add(kept(logit, id, dist) & (id < first + count) ? score : all(-kInfinity), id);
   }
   if (any(winner.score > best->score)) winner.into(best);
 }
 
-// Noise is made two pieces at a time, which hide each other's latency, and only of pieces in which a token may win: no
-// score is above that of the largest level of each lane with the smallest word of it.
+// Generates noise for two pieces at a time, which hide each other's latency, and only for pieces in which a token may win:
+// the largest logit of each lane with its smallest word bounds every score.
 template <class In>
 void replay(const void* piece, int count, int32_t first, const DistributionRow<float>& dist, const Counter& counter,
             Best<float>* best) {
-  constexpr float kMost = 22.9f;  // no gumbel variate is larger
+  constexpr float kMost = 22.9f;  // no Gumbel variate is larger
   const In* p = static_cast<const In*>(piece);
   Philox state;
   prepare(counter, &state);
   const float lowest = dist.cut > -FLT_MAX ? dist.cut : -FLT_MAX;
-  float least = -FLT_MAX, floor = lowest;  // what scores and levels have to reach
+  float least = -FLT_MAX, floor = lowest;  // lower bounds of winning scores and logits
   auto look = [&]() __attribute__((always_inline)) {
     if (!(best->score > -kInfinity)) return;
-    least = best->score - (1e-3f + 1e-5f * std::fabs(best->score));  // slack for roundings
+    least = best->score - (1e-3f + 1e-5f * std::fabs(best->score));  // covers rounding
     floor = (least - kMost) / dist.inv_t;
     floor = floor > lowest ? floor : lowest;
   };
   look();
-  int waits = count;  // a piece that waits for another; none does
+  int waits = count;  // first token of a piece that waits for another one; count: none
   F top = all(-kInfinity);
   for (int i = 0; i < count || waits < count; i += kWords) {
     if (i < count) {
@@ -286,7 +286,7 @@ void gumbel_max(const float* weights, int count, int32_t first, const Counter& c
     for (int k = 0; k < kBatch; ++k) weight[k] = i + k * N < count ? widen_lanes(weights + i + k * N) : F{};
     const float top = reduce_max(larger(larger(weight[0], weight[1]), larger(weight[2], weight[3])));
     if (top < FLT_MIN) continue;
-    // gumbel > need wins, that is a word below exp(-need) 2^32 = exp(log(top) - best) 2^32
+    // A token can win only if gumbel > need, that is word < exp(-need) 2^32 = exp(log(top) - best) 2^32.
     float below = 0x1p33f;
     if (best->score > -kInfinity) {
       const float need = best->score - noise::log(top);
@@ -310,14 +310,14 @@ void gumbel_max(const float* weights, int count, int32_t first, const Counter& c
 }
 
 template <class In>
-SPECDEC_INLINE F level_of(const In* p, int64_t i, int64_t count, F scale, const float* noise) {
-  F level = load(p + i, count - i) * scale;
-  level = level == level ? level : all(-kInfinity);
-  return noise == nullptr ? level : level + load(noise + i, count - i);
+SPECDEC_INLINE F scaled_logit(const In* p, int64_t i, int64_t count, F scale, const float* noise) {
+  F logit = load(p + i, count - i) * scale;
+  logit = logit == logit ? logit : all(-kInfinity);
+  return noise == nullptr ? logit : logit + load(noise + i, count - i);
 }
 
 template <class In>
-void levels(const void* row, int64_t count, float inv_t, const float* noise, float* out, float* tops) {
+void scaled_logits(const void* row, int64_t count, float inv_t, const float* noise, float* out, float* tops) {
   constexpr int kVectors = kTops / N;
   const In* p = static_cast<const In*>(row);
   const F scale = all(inv_t);
@@ -326,14 +326,14 @@ void levels(const void* row, int64_t count, float inv_t, const float* noise, flo
   int64_t i = 0;
   for (; i + kTops <= count; i += kTops)
     for (int k = 0; k < kVectors; ++k) {
-      const F level = level_of(p, i + k * N, i + (k + 1) * N, scale, noise);
-      store(out + i + k * N, level);
-      best[k] = larger(level, best[k]);
+      const F logit = scaled_logit(p, i + k * N, i + (k + 1) * N, scale, noise);
+      store(out + i + k * N, logit);
+      best[k] = larger(logit, best[k]);
     }
   for (; i < count; i += N) {
-    const F level = level_of(p, i, count, scale, noise);
-    std::memcpy(out + i, &level, sizeof(float) * (count - i < N ? count - i : N));
-    best[0] = larger(level, best[0]);
+    const F logit = scaled_logit(p, i, count, scale, noise);
+    std::memcpy(out + i, &logit, sizeof(float) * (count - i < N ? count - i : N));
+    best[0] = larger(logit, best[0]);
   }
   if (tops != nullptr) std::memcpy(tops, best, sizeof best);
 }
@@ -373,7 +373,7 @@ const RowKernels SPECDEC_TABLE = {
     SPECDEC_ISA::subtract,
     SPECDEC_ISA::total,
     SPECDEC_ISA::gumbel_max,
-    SPECDEC_EACH(levels),
+    SPECDEC_EACH(scaled_logits),
     SPECDEC_ISA::gumbel_row,
 };
 

@@ -1,4 +1,4 @@
-// Passes for float64 logits: plain loops and libm, the precise sibling of rows_body.h.
+// Row passes for float64 logits: plain loops and libm, the precise counterpart of rows_body.h.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,14 +14,14 @@ const double* doubles(const void* row) { return static_cast<const double*>(row);
 double masses(Scalar type, const void* row, int64_t count, double inv_t, double* sums) {
   const double* p = doubles(row);
   const double top = largest(type, row, count, inv_t);
-  const double level = top > -kInfinity && top < kInfinity ? top : 0.0;
+  const double logit = top > -kInfinity && top < kInfinity ? top : 0.0;
   for (int64_t first = 0; first < count; first += kVocabBlock) {
     double sum = 0;
     for (int64_t i = first; i < count && i < first + kVocabBlock; ++i)
-      sum += p[i] == kInfinity ? std::nan("") : std::exp((p[i] - level) * inv_t);
+      sum += p[i] == kInfinity ? std::nan("") : std::exp((p[i] - logit) * inv_t);
     sums[first / kVocabBlock] = sum;
   }
-  return top == -kInfinity ? top : level * inv_t;
+  return top == -kInfinity ? top : logit * inv_t;
 }
 
 double mass_bound(Scalar type, const void* piece, int count, const DistributionRow<double>& dist) {
@@ -34,7 +34,7 @@ Peak<double> peak(Scalar, const void* row, int64_t count, double) {
   Peak<double> best{-kInfinity, 0, false};
   for (int64_t i = 0; i < count; ++i) {
     if (p[i] != p[i]) best.nan = true;
-    if (p[i] > best.level) best.level = p[i], best.id = static_cast<int32_t>(i);
+    if (p[i] > best.logit) best.logit = p[i], best.id = static_cast<int32_t>(i);
   }
   return best;
 }
@@ -94,7 +94,7 @@ void replay(Scalar, const void* piece, int count, int32_t first, const Distribut
   }
 }
 
-void levels(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out, double* tops) {
+void scaled_logits(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out, double* tops) {
   constexpr double none = -std::numeric_limits<double>::infinity();
   const double* p = doubles(row);
   if (tops != nullptr) std::fill_n(tops, kTops, none);

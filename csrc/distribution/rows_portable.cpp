@@ -1,4 +1,4 @@
-// Rows with 128-bit vectors: SSE2 on x86-64, NEON on aarch64, whatever the compiler makes of it elsewhere.
+// Row passes with 128-bit vectors: SSE2 on x86-64, NEON on aarch64, compiler-generated code elsewhere.
 #define SPECDEC_LANES 4
 #define SPECDEC_ISA isa_portable
 #define SPECDEC_TABLE kPortableRows

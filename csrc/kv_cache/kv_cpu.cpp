@@ -10,7 +10,7 @@
 namespace specdec {
 namespace {
 
-// Bytes that are worth another thread.
+// Bytes per piece of work that justify another thread.
 constexpr int64_t kGrainBytes = 512 * 1024;
 
 void copy_slot(const CacheLayout& source, const char* from, const CacheLayout& target, char* to) {
@@ -39,7 +39,7 @@ void write_entries(const NewEntries& entries, CacheLayout cache, const StageArgu
 
 namespace {
 
-// What is wrong with row b's path; nodes of it are in the row's own order, each behind its ancestors.
+// Checks row b's path. Its nodes must be in the row's order, after their ancestors.
 KvProblem check_row(const CommitArguments& a, int64_t b) {
   if (a.cache_rows != nullptr && (a.cache_rows[b] < 0 || a.cache_rows[b] >= a.cache_capacity)) {
     return {"rows", b, a.cache_rows[b], a.cache_capacity};
@@ -69,7 +69,7 @@ KvProblem plan_commit(const CommitArguments& a, std::vector<Move>& moves) {
       if (a.scratch_nodes == 0 && move.source == move.target) continue;
       if (!within_pages(a, move.places.source.page)) return {"page", b, move.places.source.page, a.pages};
       if (!within_pages(a, move.places.target.page)) return {"page", b, move.places.target.page, a.pages};
-      // Sources increase and lie at or behind their targets, so ascending order never overwrites a later source.
+      // Sources ascend and are at or behind their targets, so ascending order never overwrites a later source.
       moves.push_back(move.places);
     }
   }

@@ -1,4 +1,4 @@
-// Where the staged nodes of a packed batch go: slot and position of every node, in terms of plain pointers.
+// kv_slots: slot and position of every staged node of a packed batch, on plain pointers.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -6,19 +6,19 @@
 namespace specdec {
 
 struct SlotArguments {
-  const int32_t* page_table;
-  int32_t* lengths;                      // written to only with `advance`
-  const int32_t *rows, *offsets, *depth;  // depth may be null: causal
+  const int32_t* page_table;              // [capacity, pages_per_row]
+  int32_t* lengths;                       // [capacity], written only with `advance`
+  const int32_t *rows, *offsets, *depth;  // [batch], [batch + 1], [nodes] (nullptr: causal)
   int64_t capacity, pages_per_row, batch, nodes, page_size;
-  bool advance;  // commit the nodes where they lie
+  bool advance;  // commit the nodes in place
 };
 
 struct SlotOutputs {
-  int32_t *page_table, *lengths;  // of the batch's rows, [batch, pages_per_row] and [batch]
+  int32_t *page_table, *lengths;  // [batch, pages_per_row] and [batch], of the batch's rows
   int64_t *slots, *positions;     // [nodes]
 };
 
-// Index of the first batch row that does not fit (row id, offsets, length or page table), or -1.
+// Fills `out`. Returns -1, or the first batch row with an invalid row id, offset, length or page table.
 inline int64_t place_nodes(const SlotArguments& in, const SlotOutputs& out) {
   for (int64_t b = 0; b < in.batch; ++b) {
     const int64_t row = in.rows[b];

@@ -1,17 +1,16 @@
-// What one GPU thread does in the commits and in kv_stage, as plain functions: csrc/bindings/kv_cache_cuda.cu launches them and
-// csrc/sanitize runs them on the host.
+// The work of one GPU thread in the commits and in kv_stage, as plain functions. csrc/bindings/kv_cache_cuda.cu launches
+// them, and csrc/sanitize runs them on the host.
 #pragma once
 #include "kv_cache/kv_cpu.h"
 
 namespace specdec {
 
-// Nodes that a thread reads before it writes the first of them: that many loads are under way at once.
+// Nodes that a thread reads before its first write, so this many loads are in flight.
 constexpr int64_t kRound = 8;
 
-// Copies units first, first + step, ... of the accepted slots of row b; `from` and `to` are one cache, or a scratch and one.
-// A thread moves the same bytes of every slot in the order of the path, kRound slots at a time. A target never lies behind
-// the source of a later node, so slots that overwrite each other need no barrier between threads, and none between reads
-// and writes of a round.
+// Copies units first, first + step, ... of the accepted slots of row b. `from` and `to` are the same cache, or a scratch and a
+// cache. A thread moves the same bytes of every slot in path order, kRound slots at a time. A target is never behind the
+// source of a later node, so neither threads nor the reads and writes of a round need a barrier.
 template <class Unit>
 SPECDEC_HD void commit_units(const CacheLayout& from, const CacheLayout& to, const CommitArguments& a, int64_t b, int64_t first, int64_t step) {
   constexpr int64_t kBytes = sizeof(Unit);
@@ -36,8 +35,8 @@ SPECDEC_HD void commit_units(const CacheLayout& from, const CacheLayout& to, con
   }
 }
 
-// Writes the page ids of nodes first, first + step, ... of row b to its own row of the cache's page table: those of the
-// accepted nodes in front, the others behind them, each in the order in which they were staged. No page is lost.
+// Writes the page ids of nodes first, first + step, ... of row b to its row of the cache's page table: accepted nodes first,
+// then the others, each group in staging order. No page is lost.
 SPECDEC_HD void commit_page_ids(const CommitArguments& a, int64_t b, int64_t first, int64_t step) {
   const int32_t* path = a.path + b * a.path_width;
   const int64_t nodes = static_cast<int64_t>(a.offsets[b + 1]) - a.offsets[b], kept = kept_tokens(a, b), length = a.lengths[b];
@@ -55,7 +54,7 @@ SPECDEC_HD void commit_page_ids(const CommitArguments& a, int64_t b, int64_t fir
   }
 }
 
-// Writes units first, first + step, ... of the key (part 0) or value (part 1) of node i; a slot beyond the cache is not written.
+// Writes units first, first + step, ... of the key (part 0) or value (part 1) of node i, unless its slot is outside the cache.
 template <class Unit>
 SPECDEC_HD void stage_units(const StageArguments& a, int64_t i, int part, int64_t first, int64_t step) {
   constexpr int64_t kBytes = sizeof(Unit);

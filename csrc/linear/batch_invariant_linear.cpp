@@ -8,7 +8,7 @@
 namespace specdec {
 namespace {
 
-// Multiplications that a thread is worth starting for. Below three rows reading the weights takes the time.
+// Multiplications per piece of work that justify another thread. Below three rows the time goes into reading the weights.
 constexpr int64_t kGrain = 1 << 17;
 
 ColumnKernel kernel_for(Isa isa) {
@@ -33,7 +33,7 @@ void in_double(const BatchInvariantLinear& call, int64_t begin, int64_t end) {
   }
 }
 
-// x in float32; the caller's where it is.
+// x as float32; the caller's memory if it already is.
 const float* widened(const BatchInvariantLinear& call, std::vector<float>& memory) {
   if (call.type == Scalar::Float32 || call.type == Scalar::Float64) return static_cast<const float*>(call.x);
   memory.resize(static_cast<size_t>(call.rows * call.inputs));

@@ -1,5 +1,5 @@
-// The vector code of batch_invariant_linear for AVX2 with FMA and F16C. Called only where the processor has it
-// (batch_invariant_linear.cpp).
+// The vector code of batch_invariant_linear for AVX2 with FMA and F16C. batch_invariant_linear.cpp calls it only on
+// processors that have them.
 #include "linear/batch_invariant_linear.h"
 
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
-// The vector code of batch_invariant_linear for AVX-512. Called only where the processor has it
-// (batch_invariant_linear.cpp).
+// The vector code of batch_invariant_linear for AVX-512. batch_invariant_linear.cpp calls it only on processors that have
+// it.
 #include "linear/batch_invariant_linear.h"
 
 #if defined(__x86_64__)

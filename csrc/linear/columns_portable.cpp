@@ -1,5 +1,4 @@
-// The vector code of batch_invariant_linear for every other processor: four lanes, which compilers map to SSE2 and
-// NEON.
+// The vector code of batch_invariant_linear for all other processors: four lanes, which compilers map to SSE2 and NEON.
 #include "linear/batch_invariant_linear.h"
 
 #if defined(__aarch64__)

@@ -1,14 +1,14 @@
-// Vector code of batch_invariant_linear. Included once per instruction set, inside that file's target pragma and
-// namespace, after simd.h.
+// Vector code of batch_invariant_linear: x [rows, inputs], out [rows, outputs]. Each instruction set's file includes it once,
+// inside its target pragma and namespace, after simd.h.
 
 // Register tiles of a weight stored by input: kTileRows rows by kTileVectors vectors of outputs, or one row by
 // kWideVectors.
 constexpr int kTileRows = 6, kTileVectors = kLanes == 16 ? 4 : 2, kWideVectors = kLanes == 16 ? 16 : 8;
-constexpr int64_t kAheadWide = 8;                  // a wide tile fetches what it takes of an input this many ahead
-constexpr int64_t kAhead = kLanes == 16 ? 32 : 0;  // a tile of few rows likewise (0: what the next tile takes of this one)
-constexpr int64_t kDepth = 128;  // inputs that are added up before the sum joins the others: shorter sums round less
+constexpr int64_t kAheadWide = 8;                  // inputs that a wide tile prefetches ahead
+constexpr int64_t kAhead = kLanes == 16 ? 32 : 0;  // inputs that a tile of few rows prefetches ahead (0: the next tile's part of this input)
+constexpr int64_t kDepth = 128;  // inputs per partial sum: shorter sums have less rounding error
 
-// The first `count` lanes; zero in the others.
+// Loads the first `count` lanes; the others are zero.
 template <class T>
 inline Floats load_part(const T* from, int64_t count) {
   float some[kLanes] = {};
@@ -26,10 +26,10 @@ inline void put(Floats sum, const T* bias, T* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = narrow<T>(sum[i]);
 }
 
-// R rows by C vectors of outputs; if WHOLE is false, C = 1 vector of which `last` lanes are outputs. A tile fetches F
-// vectors of each input before they are used: a wide one (F = 0) what it takes of an input some way ahead; one of
-// at most two row tiles, or of a single vector (F = C), likewise, and near its end the next tile's first inputs; one
-// of many row tiles (F < C) a part of what lies beside it, which begins at `beside` and shares its pages.
+// R rows by C vectors of outputs. If WHOLE is false, C = 1 and `last` lanes of the vector are outputs.
+// Prefetching depends on F. A wide tile (F = 0) prefetches its own vectors kAheadWide inputs ahead. With at most two row
+// tiles, or a single vector (F = C), it prefetches kAhead inputs ahead and, near the end, the next tile's first inputs. With
+// many row tiles (F < C) it prefetches F vectors of the neighbouring outputs, from `beside`, which share its pages.
 template <class T, int R, int C, int F, bool WHOLE>
 inline void by_input(const BatchInvariantLinear& call, const float* x, int64_t row, int64_t column, int64_t beside, int64_t last) {
   Floats whole[R][C], sums[R][C];
@@ -74,8 +74,8 @@ inline void rows_by_input(const BatchInvariantLinear& call, const float* x, int6
   if constexpr (R > 1) rows_by_input<T, C, F, WHOLE, R - 1>(call, x, row, count, column, beside, last);
 }
 
-// All rows over C vectors of outputs, in tiles of nearly equal size. Where there are many, each fetches a part of
-// what lies beside them, so that memory is read while they compute.
+// All rows over C vectors of outputs, in tiles of nearly equal size. If there are many tiles, each prefetches a part of the
+// neighbouring outputs, so memory is read during the computation.
 template <class T, int C, bool WHOLE>
 void tiles_by_input(const BatchInvariantLinear& call, const float* x, int64_t column, int64_t last) {
   const int64_t tiles = (call.rows + kTileRows - 1) / kTileRows;
@@ -106,7 +106,7 @@ void all_by_input(const BatchInvariantLinear& call, const float* x, int64_t begi
   if (column < end) tiles_by_input<T, 1, false>(call, x, column, end - column);
 }
 
-// R rows by kLanes / R outputs whose weights lie by output: kLanes dot products, joined at the end.
+// R rows by kLanes / R outputs of weights stored by output: kLanes dot products, reduced together at the end.
 template <class T, int R>
 inline void by_output(const BatchInvariantLinear& call, const float* x, int64_t row, int64_t column, int64_t end) {
   constexpr int kOutputs = kLanes / R;
@@ -139,7 +139,7 @@ inline void by_output(const BatchInvariantLinear& call, const float* x, int64_t 
   }
 }
 
-// Few enough outputs at a time that their weights stay near for all rows.
+// Processes so few outputs at a time that their weights stay in cache for all rows.
 template <class T>
 void all_by_output(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) {
   for (int64_t first = begin; first < end; first += kLanes) {

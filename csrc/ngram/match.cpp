@@ -9,34 +9,34 @@
 namespace specdec {
 namespace {
 
-// Position after the occurrence to copy, or 0; *matched is the length of its suffix.
-int64_t place_of(const int64_t* history, int64_t length, const NgramSizes& sizes, std::vector<int64_t>& ends, int64_t* matched) {
+// The position after the occurrence to copy, or 0. *matched is the length of the match.
+int64_t find_match(const int64_t* history, int64_t length, const NgramSizes& sizes, std::vector<int64_t>& ends, int64_t* matched) {
   const int64_t last = length - 1;
-  int64_t longest = sizes.n_min - 1, place = 0;
+  int64_t longest = sizes.n_min - 1, position = 0;
   ends.clear();
   for (int64_t end = last; end > 0 && (sizes.frequent ? end >= longest : end > longest); --end) {
-    // Most places fail on their newest token or on the first one that would make the match longer.
+    // Most positions fail at their newest token.
     if (history[end - 1] != history[last]) continue;
     const int64_t most = std::min(sizes.n_max, end);
     int64_t same = 1;
     while (same < most && history[end - 1 - same] == history[last - same]) ++same;
     if (same > longest) {
       longest = same;
-      place = end;
+      position = end;
       ends.clear();
       if (same == sizes.n_max && !sizes.frequent) break;
     }
-    if (sizes.frequent && same == longest && place > 0) ends.push_back(end);
+    if (sizes.frequent && same == longest && position > 0) ends.push_back(end);
   }
-  *matched = place > 0 ? longest : 0;
-  if (ends.size() > 1) {  // newest first: the first to reach the highest count is the one seen last
+  *matched = position > 0 ? longest : 0;
+  if (ends.size() > 1) {  // newest first, so the most recent token wins among equal counts
     std::unordered_map<int64_t, int64_t> counts;
     for (const int64_t end : ends) ++counts[history[end]];
     int64_t best = 0;
     for (const int64_t end : ends)
-      if (counts[history[end]] > best) best = counts[history[end]], place = end;
+      if (counts[history[end]] > best) best = counts[history[end]], position = end;
   }
-  return place;
+  return position;
 }
 
 }  // namespace
@@ -51,13 +51,13 @@ int64_t ngram_match(const Histories& in, const NgramSizes& sizes, int64_t* draft
       const int64_t length = in.lengths[b];
       int64_t* own = drafts + b * sizes.num_tokens;
       int64_t size = 0;
-      const int64_t place = length > 1 ? place_of(history, length, sizes, ends, &size) : 0;
+      const int64_t position = length > 1 ? find_match(history, length, sizes, ends, &size) : 0;
       matched[b] = static_cast<int32_t>(size);
-      if (place == 0) {
+      if (position == 0) {
         std::fill_n(own, sizes.num_tokens, -1);
         continue;
       }
-      for (int64_t i = 0; i < sizes.num_tokens; ++i) own[i] = place + i < length ? history[place + i] : own[i - (length - place)];
+      for (int64_t i = 0; i < sizes.num_tokens; ++i) own[i] = position + i < length ? history[position + i] : own[i - (length - position)];
     }
   });
   return -1;

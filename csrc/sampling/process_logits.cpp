@@ -75,11 +75,11 @@ class Row {
     if (repetition == 1 && presence == 0 && frequency == 0) return;
     const auto one = [&](int64_t token, int32_t count) {
       if (token < 0 || token >= vocab_) return;
-      Real level = widen(data_[token]);
-      level = level < 0 ? level * repetition : level / repetition;
-      level -= frequency * static_cast<Real>(count);
-      if (count > 0) level -= presence;
-      data_[token] = narrow<T>(level);
+      Real logit = widen(data_[token]);
+      logit = logit < 0 ? logit * repetition : logit / repetition;
+      logit -= frequency * static_cast<Real>(count);
+      if (count > 0) logit -= presence;
+      data_[token] = narrow<T>(logit);
     };
     const int64_t first = penalties.rows[request] * penalties.capacity, last = first + penalties.sizes[penalties.rows[request]];
     for (int64_t i = first; i < last; ++i) one(penalties.ids[i], penalties.counts[i] + path.take(penalties.ids[i]));

@@ -22,9 +22,9 @@ Best<Real> replay_blocks(const TokenDistributions& dists, int64_t r, const Distr
     return best;
   }
   for (int64_t v = first; v < stop; ++v) {
-    const Real level = static_cast<Real>(logits.level(r, v));
-    if (!dist.keeps(level, v)) continue;
-    const Real scaled = level * dist.inv_t, score = scaled + noise[v];
+    const Real logit = static_cast<Real>(logits.logit(r, v));
+    if (!dist.keeps(logit, v)) continue;
+    const Real scaled = logit * dist.inv_t, score = scaled + noise[v];
     if (score > best.score) best = {score, static_cast<int32_t>(v)};
   }
   return best;

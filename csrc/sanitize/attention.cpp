@@ -1,3 +1,4 @@
+// tree_attention against float64 loops, on every instruction set.
 #include "attention/tree_attention.h"
 
 #include <algorithm>
@@ -62,7 +63,7 @@ void attention_case(uint64_t seed) {
     a.sinks = sinks.data();
     a.sink_type = Scalar::BFloat16;
   }
-  // float64 copies of the same values, computed by the plain loops.
+  // The same values in float64, computed by the plain loops.
   Block exact_query(Scalar::Float64, queries), exact_keys(Scalar::Float64, slots), exact_values(Scalar::Float64, slots);
   for (int64_t i = 0; i < queries; ++i) exact_query.set(i, query.get(i));
   for (int64_t i = 0; i < slots; ++i) {
@@ -96,12 +97,12 @@ void attention_case(uint64_t seed) {
     }
   }
 
-  // Arguments that must be refused before memory is touched.
+  // Arguments that must be rejected before any memory access.
   if (a.rows > 0 && trees.nodes() > 0) {
     std::vector<int32_t> bad = table;
     std::fill(bad.begin(), bad.end(), static_cast<int32_t>(a.pages));
     a.page_table = bad.data();
-    expect(tree_attention(a).text != nullptr, "refusal of bad pages", seed);
+    expect(tree_attention(a).text != nullptr, "the rejection of invalid pages", seed);
   }
 }
 

@@ -1,3 +1,4 @@
+// fused_forward and draft_chain.
 #include "decoder/fused_forward.h"
 #include "decoder/draft_chain.h"
 
@@ -11,8 +12,8 @@
 namespace specdec::sanitize {
 namespace {
 
-// Chains behind the rows of a pass, and what must be refused. d: a decoder with room in its caches; n: the rows'
-// tokens, at least one each in the last row; length: committed tokens of every row of the cache.
+// draft_chain after the rows of a pass, and the rejection of invalid arguments. d: a decoder with free slots in its caches;
+// n: the rows' tokens, at least one in the last row; length: committed tokens of every cache row.
 void chain_case(uint64_t seed, Random& random, const Decoder& d, const DecoderNodes& n, std::vector<int32_t> length) {
   std::vector<int32_t> offsets{0}, drafts, rows, positions, top_k;
   std::vector<int64_t> tokens, seeds;
@@ -22,10 +23,10 @@ void chain_case(uint64_t seed, Random& random, const Decoder& d, const DecoderNo
     const int64_t fed = n.offsets[b + 1] - n.offsets[b];
     if (fed == 0) continue;
     for (int64_t i = 0; i < fed; ++i) tokens.push_back(n.tokens[n.offsets[b] + i]);
-    const int64_t room = std::min(n.pages_per_row * d.page_size, d.positions) - length[b] - fed;
+    const int64_t free_slots = std::min(n.pages_per_row * d.page_size, d.positions) - length[b] - fed;
     offsets.push_back(static_cast<int32_t>(tokens.size()));
     rows.push_back(static_cast<int32_t>(b));
-    drafts.push_back(static_cast<int32_t>(between(random, 1, std::min<int64_t>(room + 1, 5))));
+    drafts.push_back(static_cast<int32_t>(between(random, 1, std::min<int64_t>(free_slots + 1, 5))));
     depth = std::max<int64_t>(depth, drafts.back());
     kept += drafts.back();
     temperature.push_back(seed % 4 == 0 ? 0.0F : one_of<float>(random, {0.0F, 0.7F, 1.0F}));
@@ -54,31 +55,31 @@ void chain_case(uint64_t seed, Random& random, const Decoder& d, const DecoderNo
     const Block logits(Scalar::Float32, dists * d.vocab), inv_t(Scalar::Float32, dists), lse(Scalar::Float32, dists), cut(Scalar::Float32, dists),
         mass(Scalar::Float32, dists * block_count(p.vocab));
     std::vector<int32_t> tie(dists), held = length;
-    std::vector<int64_t> chosen(batch * depth);
+    std::vector<int64_t> drafted(batch * depth);
     const auto floats = [](const Block& block) { return static_cast<float*>(block.data()); };
     const ChainDistributions out{floats(logits), floats(inv_t), floats(lse), floats(cut), p.first_draw < 0 ? nullptr : floats(mass), tie.data()};
     r.lengths = held.data();
-    expect(draft_chain(d, r, p, depth, chosen.data(), out).text == nullptr, "draft_chain", seed);
+    expect(draft_chain(d, r, p, depth, drafted.data(), out).text == nullptr, "draft_chain", seed);
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t level = 0; level < depth; ++level) {
-        const int64_t token = chosen[b * depth + level];
+        const int64_t token = drafted[b * depth + level];
         expect(level < drafts[b] ? token >= 0 && token < p.vocab : token == -1, "a drafted token", seed);
       }
-      expect(held[rows[b]] == length[rows[b]] + offsets[b + 1] - offsets[b] + drafts[b] - 1, "a length behind a chain", seed);
+      expect(held[rows[b]] == length[rows[b]] + offsets[b + 1] - offsets[b] + drafts[b] - 1, "a length after a chain", seed);
     }
-    if (first.empty()) first = chosen;
-    expect(first == chosen, "a chain once more", seed);
-    const auto refused = [&](int64_t& number, int64_t wrong) {
+    if (first.empty()) first = drafted;
+    expect(first == drafted, "a repeated chain", seed);
+    const auto expect_rejected = [&](int64_t& number, int64_t wrong) {
       const int64_t before = std::exchange(number, wrong);
       const std::vector<int32_t> same = held;
-      expect(draft_chain(d, r, p, depth, chosen.data(), out).text != nullptr && held == same, "refusal of a chain's arguments", seed);
+      expect(draft_chain(d, r, p, depth, drafted.data(), out).text != nullptr && held == same, "the rejection of a chain's arguments", seed);
       number = before;
     };
-    refused(tokens.back(), d.vocab);
-    refused(tokens.front(), -1);
-    refused(r.capacity, rows.back());
-    refused(r.nodes, r.nodes - 1);
-    refused(r.pages_per_row, 0);
+    expect_rejected(tokens.back(), d.vocab);
+    expect_rejected(tokens.front(), -1);
+    expect_rejected(r.capacity, rows.back());
+    expect_rejected(r.nodes, r.nodes - 1);
+    expect_rejected(r.pages_per_row, 0);
   }
 }
 
@@ -162,7 +163,7 @@ void decoder_case(uint64_t seed) {
     expect(fused_forward(d, n, static_cast<float*>(out.data()), isa).text == nullptr, "fused_forward", seed);
     const float* logits = static_cast<const float*>(out.data());
     if (isa == Isa::Portable) first.assign(logits, logits + rows_out * d.vocab);
-    // A norm over a single number is its sign, and weights are not scaled: rounding may grow.
+    // A norm over one number is its sign, and weights are not scaled, so rounding errors may grow.
     for (size_t i = 0; i < first.size(); ++i) expect(d.hidden == 1 || std::abs(first[i] - logits[i]) <= 2e-3 * (1 + std::abs(first[i])), "decoder logits", seed);
 
     // The last row alone: the same bits.
@@ -190,17 +191,17 @@ void decoder_case(uint64_t seed) {
 
   chain_case(seed, random, d, n, lengths);
 
-  // Arguments that must be refused before memory is touched.
-  const auto refused = [&](std::vector<int64_t>& values, int64_t wrong) {
+  // Arguments that must be rejected before any memory access.
+  const auto expect_rejected = [&](std::vector<int64_t>& values, int64_t wrong) {
     const int64_t before = std::exchange(values.back(), wrong);
-    expect(fused_forward(d, n, first.data()).text != nullptr, "refusal of a decoder's arguments", seed);
+    expect(fused_forward(d, n, first.data()).text != nullptr, "the rejection of a decoder's arguments", seed);
     values.back() = before;
   };
-  refused(tokens, d.vocab);
-  refused(tokens, -1);
-  refused(positions, d.positions);
-  refused(slots, d.pages * d.page_size);
-  if (n.num_wanted > 0) refused(wanted, n.nodes);
+  expect_rejected(tokens, d.vocab);
+  expect_rejected(tokens, -1);
+  expect_rejected(positions, d.positions);
+  expect_rejected(slots, d.pages * d.page_size);
+  if (n.num_wanted > 0) expect_rejected(wanted, n.nodes);
 }
 
 }  // namespace specdec::sanitize

@@ -1,3 +1,4 @@
+// tree_expand and tree_grow.
 #include "trees/expand.h"
 
 #include <algorithm>
@@ -34,7 +35,7 @@ void expand_once(Random& random, const TokenDistributions& dists, const Trees& t
     }
 }
 
-// Trees that grow for a few levels, of which some have no room at all.
+// Trees that grow for a few levels. Some have a limit of 0.
 template <class Real>
 void grow_once(Random& random, Scalar type, int64_t vocab, uint64_t seed) {
   const int64_t rows = between(random, 1, 4), keep = between(random, 1, 12), width = between(random, 1, std::min<int64_t>(vocab, 9));
@@ -59,10 +60,10 @@ void grow_once(Random& random, Scalar type, int64_t vocab, uint64_t seed) {
     std::vector<int32_t> best(rows * keep);
     const Children<Real> children{kids.data(), found.data(), best.data(), width, keep, Real(1)};
     tree_expand<Real>(some.dists, offsets.data(), rows, own.data(), nullptr, nullptr, children);
-    const int64_t room = rows * (1 + (growth.last ? keep : (growth.level + 1) * reach));
-    std::vector<int64_t> packed(room);
-    std::vector<int32_t> above(room), counts(2 * rows);
-    expect(tree_enter(growth, children, offsets.data(), rows, {packed.data(), above.data(), counts.data(), room}) == -1, "tree_enter", seed);
+    const int64_t capacity = rows * (1 + (growth.last ? keep : (growth.level + 1) * reach));
+    std::vector<int64_t> packed(capacity);
+    std::vector<int32_t> above(capacity), counts(2 * rows);
+    expect(tree_enter(growth, children, offsets.data(), rows, {packed.data(), above.data(), counts.data(), capacity}) == -1, "tree_enter", seed);
     int64_t node = 0;
     for (int64_t b = 0; b < rows; ++b) {
       expect(!growth.last || counts[b] <= 1 + limits[b], "the limit of a tree", seed);
@@ -74,7 +75,7 @@ void grow_once(Random& random, Scalar type, int64_t vocab, uint64_t seed) {
       for (int64_t c = 0; c < reach; ++c) on += nodes[b * columns + growth.block() + c] >= 0;
       offsets[b + 1] = static_cast<int32_t>(offsets[b] + on);
     }
-    expect(node <= room, "room for trees", seed);
+    expect(node <= capacity, "the capacity of trees", seed);
   }
 }
 

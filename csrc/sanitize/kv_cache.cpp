@@ -1,3 +1,4 @@
+// kv_slots, kv_stage and the commits, on the CPU and by the threads of a GPU.
 #include <algorithm>
 #include <cstring>
 
@@ -10,7 +11,7 @@ namespace specdec::sanitize {
 
 namespace {
 
-// Calls function(Unit{}) with the unit that a GPU launch would copy by.
+// Calls function(Unit{}) with the copy unit of a GPU launch.
 template <class Function>
 void with_unit(int64_t bytes, const Function& function) {
   struct Sixteen {
@@ -56,7 +57,7 @@ void kv_cache_case(uint64_t seed) {
     return NewEntries{reinterpret_cast<const char*>(from.data()), heads * width * size, width * size};
   };
   const StageArguments staged{entries(key), entries(value), layout(keys), layout(values), slots.data(), nodes + tail, pages, page_size};
-  // A GPU's threads, one after the other, must do the same (the trash slot takes whatever comes last).
+  // The threads of a GPU, run in sequence, must write the same, except to the trash slot.
   const int64_t threads = between(random, 1, 9);
   with_unit(copy_unit(alignment_bits(staged.key_cache) | alignment_bits(staged.value_cache) | alignment_bits(staged.key) | alignment_bits(staged.value)),
             [&](auto unit) {
@@ -69,21 +70,21 @@ void kv_cache_case(uint64_t seed) {
   const int64_t trash = page_size * heads * width;
   expect(std::equal(keys.begin() + trash, keys.end(), staged_by_threads.begin() + trash), "kv_stage by threads", seed);
 
-  // A slot beyond the cache is refused where data is looked at, and passed over by a GPU's threads.
+  // The CPU rejects a slot outside the cache; the threads of a GPU skip it.
   if (nodes > 0) {
     const std::vector<int64_t> good = slots;
     const std::vector<float> before = keys;
     std::fill(slots.begin(), slots.end(), pages * page_size + between(random, 0, 1) * (int64_t{1} << 40));
-    expect(stage(staged).text != nullptr, "refusal of a slot beyond the cache", seed);
+    expect(stage(staged).text != nullptr, "the rejection of a slot outside the cache", seed);
     with_unit(1, [&](auto unit) {
       for (int64_t i = 0; i < nodes; ++i)
         for (int part = 0; part < 2; ++part) stage_units<decltype(unit)>(staged, i, part, 0, 1);
     });
-    expect(keys == before, "a slot beyond the cache", seed);
+    expect(keys == before, "a slot outside the cache", seed);
     slots = good;
   }
 
-  // Commit a random root path of every row; position i of a row must then hold the path's node i.
+  // Commits a random root path of every row. Position i of a row must then hold the path's node i.
   const int64_t depth_limit = 41;
   std::vector<int32_t> path(rows * depth_limit, -1), accepted(rows, 0);
   for (int64_t b = 0; b < rows; ++b) {
@@ -121,7 +122,7 @@ void kv_cache_case(uint64_t seed) {
   };
   check_committed(caches[0], "a committed key");
 
-  // The same out of a scratch of packed nodes, whose heads always lie side by side.
+  // The same from a scratch of packed nodes, whose heads are contiguous.
   const int64_t slot_bytes = heads * width * size;
   const CacheLayout scratch{reinterpret_cast<char*>(key.data()), 0, slot_bytes, 1, slot_bytes, slot_bytes};
   std::fill(keys.begin(), keys.end(), 0.0f);
@@ -136,9 +137,9 @@ void kv_cache_case(uint64_t seed) {
       for (int64_t t = 0; t < threads; ++t) commit_units<decltype(unit)>(scratch, other, copies, b, t, threads);
   });
   expect(copy == keys, "kv_commit_scratch by threads", seed);
-  check_committed(caches[0], "a key out of a scratch");
+  check_committed(caches[0], "a key from a scratch");
 
-  // Page ids alone: what threads write is what the operator writes, a permutation with the accepted nodes in front.
+  // Page ids: threads and operator write the same permutation, with the accepted nodes first.
   const int64_t columns = pages_per_row * page_size;
   std::vector<int32_t> ids(rows * columns), cache_lengths(rows), by_threads;
   for (int64_t i = 0; i < rows * columns; ++i) ids[i] = static_cast<int32_t>(i);
@@ -160,12 +161,12 @@ void kv_cache_case(uint64_t seed) {
     }
   }
   std::sort(moved.begin(), moved.end());
-  expect(moved == ids, "pages that are lost", seed);
+  expect(moved == ids, "lost pages", seed);
 
   accepted[0] = depth_limit;
   moves.clear();
-  expect(plan_commit(commit, moves).text != nullptr, "refusal of a bad commit", seed);
-  expect(commit_pages(page_ids).text != nullptr, "refusal of a bad commit of pages", seed);
+  expect(plan_commit(commit, moves).text != nullptr, "the rejection of an invalid commit", seed);
+  expect(commit_pages(page_ids).text != nullptr, "the rejection of an invalid commit of pages", seed);
 }
 
 }  // namespace specdec::sanitize

@@ -1,3 +1,4 @@
+// batch_invariant_linear.
 #include "linear/batch_invariant_linear.h"
 
 #include <cmath>
@@ -36,7 +37,7 @@ void linear_case(uint64_t seed) {
         expect(std::abs(out.get(row * call.outputs + n) - sum) <= rounding * (2 + std::abs(sum)), "batch_invariant_linear", seed);
       }
     }
-    BatchInvariantLinear alone = call;  // the last row by itself: the same bits
+    BatchInvariantLinear alone = call;  // the last row alone has the same bits
     const int64_t bytes = x.bytes();
     alone.rows = 1;
     alone.x = static_cast<const char*>(call.x) + (call.rows - 1) * call.inputs * bytes;

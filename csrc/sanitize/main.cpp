@@ -1,6 +1,6 @@
 // Runs the plain C++ of every operator over random ragged inputs; built with -fsanitize=address,undefined by
 // tests/architecture/test_sanitizers.py. Usage: sanitize [cases per operator] [first seed]; `sanitize broken` reads past
-// the end of a block on purpose and must fail.
+// the end of a block and must fail.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +11,7 @@
 
 namespace specdec {
 
-// Two real threads, whatever the work, so that pieces meet at every possible border.
+// Always two threads, so pieces split at every possible border.
 void run_parallel(int64_t begin, int64_t end, int64_t grain, RangeFunction function, void* context) {
   const int64_t middle = std::min(end, begin + std::max<int64_t>(grain, (end - begin) / 2));
   std::thread other([&] { function(begin, middle, context); });

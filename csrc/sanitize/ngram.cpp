@@ -1,3 +1,4 @@
+// ngram_match.
 #include <algorithm>
 
 #include "ngram/match.h"
@@ -25,7 +26,7 @@ void ngram_case(uint64_t seed) {
   for (const int64_t token : drafts) expect(token >= -1 && token < vocab, "a copied token", seed);
   if (rows > 0) {
     ++lengths.back();
-    expect(ngram_match(in, {n_max, n_min, wanted, false}, drafts.data(), matched.data()) == rows - 1, "refusal of a long history", seed);
+    expect(ngram_match(in, {n_max, n_min, wanted, false}, drafts.data(), matched.data()) == rows - 1, "the rejection of a long history", seed);
   }
 }
 

@@ -1,3 +1,4 @@
+// process_logits.
 #include <limits>
 
 #include "sanitize/random_inputs.h"
@@ -6,14 +7,14 @@
 namespace specdec::sanitize {
 namespace {
 
-// Offsets of `rows` ragged lists; their total is at the end.
+// Offsets [rows + 1] of ragged lists.
 std::vector<int32_t> lists(Random& random, int64_t rows) {
   std::vector<int32_t> offsets{0};
   for (int64_t b = 0; b < rows; ++b) offsets.push_back(offsets.back() + static_cast<int32_t>(between(random, 0, 4)));
   return offsets;
 }
 
-// Token ids, a few of them outside of the vocabulary.
+// Token ids, some outside the vocabulary.
 template <class T>
 std::vector<T> ids(Random& random, int64_t count, int64_t vocab) {
   std::vector<T> found;

@@ -1,3 +1,4 @@
+// recursive_rejection_verify, traversal_verify and typical_verify, with their thresholds.
 #include <algorithm>
 
 #include "sanitize/some_distributions.h"

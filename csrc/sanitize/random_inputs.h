@@ -1,4 +1,5 @@
-// Random ragged inputs in exactly sized heap blocks, so that the address sanitizer sees every access out of bounds.
+// Random ragged inputs in heap blocks of exact size, so the address sanitizer detects every access out of bounds. One
+// *_case function per file of csrc/sanitize.
 #pragma once
 #include <cstdint>
 #include <cstdio>

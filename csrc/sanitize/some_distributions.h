@@ -1,4 +1,4 @@
-// Random distributions for the cases of the verification operators.
+// Random distributions over logits [rows, vocab] for the sampling, tree and verification cases.
 #pragma once
 #include <limits>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace specdec::sanitize {
 
-// Distributions over random logits with masked, tied and broken rows; every array has exactly the size it needs.
+// Distributions over random logits with masked, tied and broken rows. Every array has its exact size.
 struct SomeDistributions {
   Block logits, inv_t, lse, cut, mass;
   std::vector<int32_t> tie_id;

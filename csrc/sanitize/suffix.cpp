@@ -1,3 +1,4 @@
+// The structures over token texts.
 #include <algorithm>
 #include <numeric>
 
@@ -61,7 +62,7 @@ void suffix_case(uint64_t seed) {
     successors.learn(text[at], std::move(following));
     check_tree(successors.grow(text[at], 4, {0.7, 0.9, 0.1, between(random, 0, 2)}, limits), limits, seed);
   }
-  expect(successors.size() <= vocab && successors.after(vocab + 1).empty(), "what was noted", seed);
+  expect(successors.size() <= vocab && successors.after(vocab + 1).empty(), "the known tokens", seed);
 
   std::vector<uint16_t> stream;
   for (const int32_t token : text) stream.push_back(static_cast<uint16_t>(token));

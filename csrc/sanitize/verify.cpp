@@ -1,3 +1,4 @@
+// replay_sample, draft_sample, rejection_verify, tree_plan, exact_match_verify and replay_verify.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -36,7 +37,7 @@ void verify_case(uint64_t seed) {
   replay_sample(target.dists, seeds.data(), positions.data(), static_cast<const float*>(noise.data()), tokens.data());
   check_tokens(tokens, vocab, "a token replayed from given noise", seed);
   draft_sample(target.dists, seeds.data(), positions.data(), positions.data(), tokens.data());
-  check_tokens(tokens, vocab, "a drawn token", seed);
+  check_tokens(tokens, vocab, "a sampled token", seed);
 
   // Chains: the draft's vocabulary may be a permuted part of the target's.
   const int64_t draft_vocab = between(random, 1, vocab), dist_rows = between(random, 1, 5);
@@ -71,14 +72,14 @@ void verify_case(uint64_t seed) {
   };
   check_path("rejection_verify");
 
-  // The same with statistics found on the way.
+  // The same with statistics that are computed on first use.
   const Scalar real = target.dists.wide() ? Scalar::Float64 : Scalar::Float32;
   const Block inv_t(real, nodes), lse(real, nodes), cut(real, nodes), mass(real, nodes * block_count(vocab));
   std::vector<int32_t> tie_id(nodes), top_k(nodes, seed % 2 ? 0 : 3);
   std::vector<float> temperature(nodes, seed % 7 ? 1.0f : 0.0f), top_p(nodes, seed % 4 ? 1.0f : 0.9f), min_p(nodes, 0.0f);
-  const LazyStats asked{target.dists.logits, {temperature.data(), top_k.data(), top_p.data(), min_p.data()}, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data()};
-  mark_uncomputed(asked, 0, asked.logits.rows);
-  TokenDistributions pending{target.dists.logits, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data(), &asked};
+  const LazyStats lazy{target.dists.logits, {temperature.data(), top_k.data(), top_p.data(), min_p.data()}, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data()};
+  mark_uncomputed(lazy, 0, lazy.logits.rows);
+  TokenDistributions pending{target.dists.logits, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data(), &lazy};
   rejection_verify(chain, pending, rule, {row_seeds.data(), roots.data(), nullptr, nullptr, nullptr}, {path.data(), accepted.data(), next.data(), depth});
   check_path("rejection_verify on logits");
   const Block uniforms(Scalar::Float32, nodes, random), block_noise(Scalar::Float32, rows * block_count(vocab), random), token_noise(Scalar::Float32, rows * vocab, random);
@@ -106,7 +107,7 @@ void verify_case(uint64_t seed) {
   const Path walked_path{path.data(), accepted.data(), next.data(), depth};
   expect(exact_match_verify(walked, rows, choice.data(), walked_path, &row) == Walk::kFine, "exact_match_verify", seed);
   check_path("exact_match_verify");
-  mark_uncomputed(asked, 0, asked.logits.rows);
+  mark_uncomputed(lazy, 0, lazy.logits.rows);
   expect(replay_verify(walked, rows, pending, row_seeds.data(), roots.data(), walked_path, &row) == Walk::kFine, "replay_verify", seed);
   check_path("replay_verify");
 }

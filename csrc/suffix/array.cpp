@@ -5,10 +5,10 @@
 namespace specdec::suffix {
 namespace {
 
-// A sorted range of suffixes of one array that go on alike for `depth` tokens behind the match, thinned out evenly.
+// A sorted range of suffixes of one array that share `depth` tokens after the match, evenly sampled.
 struct Range {
   const Array* array;
-  int64_t first, ranks, samples;  // ranks [first, first + ranks) of the array, of which `samples` are looked at
+  int64_t first, ranks, samples;  // ranks [first, first + ranks) of the array, of which `samples` are read
   int64_t low, high;              // of the samples
 
   int64_t position(int64_t sample) const { return array->position(first + static_cast<int64_t>(static_cast<__int128>(sample) * ranks / samples)); }
@@ -35,7 +35,7 @@ Grown look_up(const std::vector<const Array*>& arrays, const std::vector<int64_t
   };
   int64_t low = 0, high = std::min(how.max_match, size);
   Place start{0, {}};
-  // Shorter suffixes of what is there are there too. The shortest that counts comes first: most misses end here.
+  // If a suffix occurs, its shorter suffixes occur too. The shortest allowed one is first, because most misses end here.
   if (how.limits.min_match > high) return out;
   for (int64_t middle = how.limits.min_match; low < high; middle = (low + high + 1) / 2) {
     std::vector<Range> ranges = found(middle);
@@ -53,11 +53,11 @@ Grown look_up(const std::vector<const Array*>& arrays, const std::vector<int64_t
   const auto children = [&](const Place& place, std::vector<Continuation<Place>>& list) {
     std::map<int64_t, Continuation<Place>> by_token;
     for (const Range& range : place.ranges) {
-      for (int64_t at = range.low, end; at < range.high; at = end) {  // the samples are sorted: equal tokens lie together
+      for (int64_t at = range.low, end; at < range.high; at = end) {  // samples are sorted, so equal tokens are adjacent
         const int64_t token = range.array->token(range.position(at) + place.depth);
         int64_t high = range.high, reach = 1;
         end = at + 1;
-        while (end < range.high) {  // gallop, then halve
+        while (end < range.high) {  // exponential search, then binary search
           const int64_t next = std::min(at + reach, range.high - 1);
           if (range.array->token(range.position(next) + place.depth) != token) {
             high = next;

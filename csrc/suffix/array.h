@@ -1,4 +1,4 @@
-// Look-ups in a token stream through its suffix array: ranges by binary search, continuations from a sorted range.
+// Look-ups in a token stream [size] through its suffix array [size]: ranges by binary search, continuations from a range.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -9,8 +9,8 @@
 
 namespace specdec::suffix {
 
-// A stream of tokens of 2 or 4 bytes and its suffix array of 4 or 8; memory stays the caller's (a mapped file). Tokens
-// from `separator` on end a document: nothing is matched or continued across them.
+// A stream of tokens of 2 or 4 bytes and its suffix array of 4 or 8 bytes, in the caller's memory (a mapped file). Tokens
+// >= separator end a document, and no match or continuation crosses them.
 class Array {
  public:
   Array(const void* tokens, int width, int64_t size, const void* suffixes, int index_width, int64_t separator)
@@ -18,12 +18,12 @@ class Array {
 
   int64_t size() const { return size_; }
 
-  // [low, high) of the suffix array whose suffixes start with a string of tokens.
+  // The ranks [low, high) whose suffixes start with `count` tokens.
   std::pair<int64_t, int64_t> range(const int64_t* tokens, int64_t count) const {
     return {bound(tokens, count, false), bound(tokens, count, true)};
   }
 
-  // Position in the stream of suffix `rank`. Throws std::out_of_range for an array that is damaged.
+  // Position in the stream of suffix `rank`. Throws std::out_of_range if the array is damaged.
   int64_t position(int64_t rank) const {
     const int64_t at = wide_index_ ? static_cast<const int64_t*>(suffixes_)[rank] : static_cast<int64_t>(static_cast<const uint32_t*>(suffixes_)[rank]);
     if (at < 0 || at >= size_) throw std::out_of_range("suffix array");
@@ -38,7 +38,7 @@ class Array {
   }
 
  private:
-  // First rank whose suffix is not below the string (or, `after`, is above all that start with it).
+  // First rank whose suffix is not below the string or, with `after`, is above all suffixes that start with it.
   int64_t bound(const int64_t* tokens, int64_t count, bool after) const {
     int64_t low = 0, high = size_;
     while (low < high) {
@@ -51,7 +51,7 @@ class Array {
     }
     return low;
   }
-  // Order of the suffix at a position against a string: 0 when it starts with it. A separator sorts above all tokens.
+  // Order of the suffix at a position relative to a string; 0 if it starts with the string. Separators sort above all tokens.
   int compare(int64_t at, const int64_t* tokens, int64_t count) const {
     for (int64_t i = 0; i < count; ++i) {
       if (at + i >= size_) return -1;  // a shorter suffix comes first
@@ -69,11 +69,11 @@ class Array {
 
 struct LookUp {
   int64_t max_match, depth;  // longest suffix of the context; longest continuation
-  int64_t samples;           // at most so many places of each array are looked at, evenly spread over its range
+  int64_t samples;           // at most this many positions of each array are read, evenly spread over its range
   Limits limits;
 };
 
-// Continuations of the longest suffix of a context that any of the arrays has, counted over all of them.
+// Continuations of the longest suffix of a context that any array contains, counted over all arrays.
 Grown look_up(const std::vector<const Array*>& arrays, const std::vector<int64_t>& context, const LookUp& how);
 
 }  // namespace specdec::suffix

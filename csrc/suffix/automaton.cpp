@@ -38,7 +38,7 @@ void Automaton::append(int32_t token) {
     const int32_t next = target(state, token);
     if (states_[next].length == states_[state].length + 1) {
       states_[added].link = next;
-    } else {  // the shorter strings of `next` now end at more places than its longest: they get a state of their own
+    } else {  // the shorter strings of `next` now end at more positions than its longest, so they need their own state
       const int32_t clone = static_cast<int32_t>(states_.size());
       states_.push_back({states_[state].length + 1, states_[next].link, -1, states_[next].count});
       std::vector<int32_t> copied;

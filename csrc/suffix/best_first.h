@@ -1,4 +1,5 @@
-// Best-first growth of a draft tree from weights: the same for every structure that can list a place's continuations.
+// Best-first growth of a draft tree from weights, for every structure that lists the continuations of a place. Results are
+// tokens and parents [nodes] below the root.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,22 +12,22 @@
 
 namespace specdec::suffix {
 
-// The replay noise that the target will use: of a request's seed, below a root at an absolute position.
+// The replay noise that the target will use: a request's seed and the absolute position of the root.
 struct ReplayNoise {
   int64_t seed;
   int32_t position;
 };
 
 struct Limits {
-  int64_t nodes;           // at most so many, root not counted
+  int64_t nodes;           // at most this many, without the root
   int64_t min_match;       // shorter matches propose nothing
   double factor;           // depth is at most factor * match
   double min_probability;  // of a path
   std::optional<ReplayNoise> noise = {};
 };
 
-// A tree below the root (node 0, not listed): node i has tokens[i - 1], parents[i - 1]. expected: sum of the paths'
-// probabilities, which is the number of accepted tokens if the weights tell the truth. match: tokens of the suffix.
+// A tree below the root (node 0, not listed): node i has tokens[i - 1] and parents[i - 1]. expected: the sum of path
+// probabilities, that is the expected number of accepted tokens if the weights are correct. match: length of the suffix.
 struct Grown {
   std::vector<int64_t> tokens;
   std::vector<int32_t> parents;
@@ -41,13 +42,13 @@ struct Continuation {
   Place place;
 };
 
-// The weight of what was never seen behind a match: one part for every other token that was seen, less the longer the
-// match is (Witten and Bell 1991, method C, over the square of the length).
+// The weight of unseen continuations of a match: the number of distinct seen tokens over the square of the match length
+// (Witten and Bell 1991, method C, with the square as a discount).
 inline double unseen(size_t kinds, int64_t match) { return static_cast<double>(kinds) / static_cast<double>(match * match); }
 
-// The chance of each continuation to be the one, in place of its weight: with z = log(weight) + noise it is a share of
-// exp(z) among the siblings (how far to trust the weights), times the chance exp(-rest / exp(z)) that nothing of the
-// weight `rest`, whose tokens are not known, comes out higher.
+// Replaces each weight by the probability that the continuation wins Gumbel-max under the replay noise. With
+// z = log(weight) + noise it is the share of exp(z) among the siblings, times the probability exp(-rest / exp(z)) that no
+// unknown token of total weight `rest` has a higher z.
 template <class Place>
 void to_win_probabilities(const ReplayNoise& noise, int64_t depth, double rest, std::vector<Continuation<Place>>& found) {
   const Counter counter(noise.seed, static_cast<int32_t>(noise.position + depth), 0, kReplay);
@@ -59,10 +60,10 @@ void to_win_probabilities(const ReplayNoise& noise, int64_t depth, double rest, 
   for (auto& each : found) each.weight = each.weight > 0 ? each.weight / total * std::exp(-rest / each.weight) : 0.0;
 }
 
-// children(place, out): lists the continuations of a place and answers with the weight of those that it cannot list, which
-// counts in a race alone. The likeliest path first; ties go to the elder parent, then to the lower token. A path's
-// probability is the product of its tokens' shares among their siblings, or, where `base` is given and there is no race,
-// the path's own weight as a share of that.
+// children(place, out) lists the continuations of a place and returns the weight of the unlisted ones, which matters only with
+// replay noise. Paths are added in order of probability; ties go to the earlier parent, then to the lower token. A path's
+// probability is the product of its tokens' shares among their siblings. With `base` and without replay noise it is the path's
+// weight divided by `base`.
 template <class Place, class Children>
 void grow(const Place& start, int64_t depth, const Limits& limits, const Children& children, Grown& out, double base = 0) {
   struct Entry {

@@ -30,8 +30,8 @@ void CountedTree::drop(int32_t node) {
   free_.push_back(node);
 }
 
-// A leaf that a second string has reached: the first one's next token becomes a leaf below it.
-void CountedTree::spell_out(int32_t leaf, int64_t depth) {
+// Expands a leaf that a second string reaches: the first string's next token becomes a leaf below it.
+void CountedTree::expand_leaf(int32_t leaf, int64_t depth) {
   const int64_t text = nodes_[leaf].text, position = nodes_[leaf].position;
   nodes_[leaf].text = -1;
   const std::vector<int32_t>& tokens = texts_.at(text);
@@ -46,7 +46,7 @@ int64_t CountedTree::add(std::vector<int32_t> added) {
     int32_t node = 0;
     ++nodes_[0].count;
     for (int64_t depth = 0; depth < depth_; ++depth) {
-      if (nodes_[node].text >= 0) spell_out(node, depth);
+      if (nodes_[node].text >= 0) expand_leaf(node, depth);
       if (start + depth == size) break;
       const int32_t child = index_.find(node, tokens[start + depth]);
       if (child < 0) {
@@ -106,7 +106,7 @@ int64_t CountedTree::count(const std::vector<int32_t>& tokens) const {
 Grown CountedTree::grow(const std::vector<int32_t>& context, int64_t max_match, const Limits& limits) const {
   Grown out;
   const int64_t size = static_cast<int64_t>(context.size());
-  // A suffix of a string that is there is there too: halve what is left between found and not found.
+  // If a string occurs, its suffixes occur too, so binary search finds the longest.
   int64_t low = 0, high = std::min({max_match, size, depth_ - 1});
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;

@@ -1,5 +1,5 @@
-// (node, token) -> node, for the structures over token texts: open addressing with linear probing, deletion without
-// tombstones.
+// Hash map (node, token) -> value for the structures over token texts: open addressing with linear probing, and deletion
+// without tombstones.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,21 +19,21 @@ class Edges {
     }
   }
 
-  // Adds an edge that is not there. value: 0 or more.
+  // Adds a new edge. value: 0 or more.
   void insert(int32_t node, int32_t token, int32_t value) {
     if (2 * (used_ + 1) > slots_.size()) grow();
     put(key(node, token), value);
     ++used_;
   }
 
-  // Removes an edge that is there; what was pushed behind it moves up.
+  // Removes an existing edge. Displaced entries move up.
   void erase(int32_t node, int32_t token) {
     const uint64_t wanted = key(node, token);
     size_t hole = place(wanted);
     while (slots_[hole].first != wanted) hole = (hole + 1) & mask();
     for (size_t at = (hole + 1) & mask(); slots_[at].second >= 0; at = (at + 1) & mask()) {
       const size_t home = place(slots_[at].first);
-      if (((at - home) & mask()) < ((at - hole) & mask())) continue;  // its home lies behind the hole
+      if (((at - home) & mask()) < ((at - hole) & mask())) continue;  // its home is behind the hole
       slots_[hole] = slots_[at];
       hole = at;
     }

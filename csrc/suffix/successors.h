@@ -1,4 +1,4 @@
-// What the target showed behind each token when it was last scored: its likeliest next tokens with log-probabilities.
+// For each token, the likeliest next tokens and log-probabilities that the target returned when it last scored the token.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -8,23 +8,22 @@
 
 namespace specdec::suffix {
 
-// The distribution that growth goes by: inv_t of the log-probabilities, and what top-k, top-p and min-p leave of them
-// (0, 1 and 0: all).
-struct Shown {
+// The distribution that growth uses: log-probabilities times inv_t, filtered by top-k, top-p and min-p (0, 1 and 0: off).
+struct Filters {
   double inv_t, top_p, min_p;
   int64_t top_k;
 };
 
 class Successors {
  public:
-  using Following = std::vector<std::pair<int32_t, float>>;  // (next token, log-probability), the likeliest first
+  using Following = std::vector<std::pair<int32_t, float>>;  // (next token, log-probability), likeliest first
 
-  // Replaces what was seen behind a token. token: 0 or more.
+  // Replaces the next tokens of a token. token: 0 or more.
   void learn(int64_t token, Following following);
   const Following& after(int64_t token) const;
-  // Tokens of which something was seen.
+  // Tokens with known next tokens.
   int64_t size() const { return size_; }
-  Grown grow(int64_t root, int64_t depth, const Shown& shown, const Limits& limits) const;
+  Grown grow(int64_t root, int64_t depth, const Filters& filters, const Limits& limits) const;
 
  private:
   int64_t size_ = 0;

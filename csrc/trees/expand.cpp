@@ -10,26 +10,26 @@
 namespace specdec {
 namespace {
 
-constexpr int64_t kMostGroups = 512;  // of tokens, whose largest levels bound the worst child from below
+constexpr int64_t kMostGroups = 512;  // token groups, whose maxima give a lower bound of the worst child
 
 template <class Real>
 constexpr Scalar kTypeOf = sizeof(Real) == 8 ? Scalar::Float64 : Scalar::Float32;
 
-// A thread keeps its own from call to call.
+// Buffers of one thread, kept between calls: scaled, noise and children [V], sums [block_count(V)].
 template <class Real>
 struct Scratch {
-  std::unique_ptr<Real[]> level;
+  std::unique_ptr<Real[]> scaled;
   std::unique_ptr<float[]> noise;
   std::unique_ptr<Entry<Real>[]> children;
   std::vector<double> sums;
   int64_t vocab = 0, seed = 0;
-  int32_t position = -1;  // with `seed`: whose noise is there
+  int32_t position = -1;  // with `seed`: the key of the noise in the buffer
 
   static Scratch& of(int64_t vocab) {
     static thread_local Scratch own;
     if (own.vocab != vocab) {
-      own.vocab = 0, own.position = -1;  // in case memory runs out below
-      own.level.reset(new Real[vocab]);
+      own.vocab = 0, own.position = -1;  // in case an allocation below fails
+      own.scaled.reset(new Real[vocab]);
       own.noise.reset(new float[vocab]);
       own.children.reset(new Entry<Real>[vocab + rows::kCollectSlack]);
       own.sums.resize(block_count(vocab));
@@ -38,7 +38,7 @@ struct Scratch {
     return own;
   }
 
-  // Replay noise of all tokens at a position, nullptr for a negative one. Nodes of one depth in one tree share it.
+  // Replay noise [V] at a position, nullptr for a negative position. Nodes of one depth in one tree share it.
   const float* noise_at(int64_t seed_, int32_t position_) {
     if (position_ < 0) return nullptr;
     if (seed_ != seed || position_ != position) {
@@ -49,50 +49,50 @@ struct Scratch {
   }
 };
 
-// level = l * inv_t, plus noise, of the tokens that the distribution keeps; -inf elsewhere. Returns whether `tops`
-// are theirs too.
+// Writes l * inv_t plus noise for the tokens that the distribution keeps, -inf for the others. Returns whether `tops` holds
+// the group maxima of the result.
 template <class Real>
-bool fill(const TokenDistributions& dists, int64_t r, const DistributionRow<Real>& dist, const float* noise, Real* level, Real* tops) {
+bool fill(const TokenDistributions& dists, int64_t r, const DistributionRow<Real>& dist, const float* noise, Real* scaled, Real* tops) {
   const int64_t vocab = dists.logits.columns;
   constexpr Real none = -std::numeric_limits<Real>::infinity();
-  rows::levels(dists.logits.type, dists.logits.at(r, 0), vocab, dist.inv_t, noise, level, tops);
+  rows::scaled_logits(dists.logits.type, dists.logits.at(r, 0), vocab, dist.inv_t, noise, scaled, tops);
   if (dist.cut == none && dist.tie_id == vocab - 1) return true;
   with_scalar(dists.logits.type, [&](auto element) {
     using T = decltype(element);
     const T* row = static_cast<const T*>(dists.logits.at(r, 0));
-    for (int64_t v = 0; v < vocab; ++v) level[v] = dist.keeps(static_cast<Real>(widen(row[v])), v) ? level[v] : none;
+    for (int64_t v = 0; v < vocab; ++v) scaled[v] = dist.keeps(static_cast<Real>(widen(row[v])), v) ? scaled[v] : none;
   });
   return false;
 }
 
-// The largest level of each of so many groups of tokens.
+// The largest scaled logit of each token group.
 template <class Real>
-void group(const Real* level, int64_t vocab, int64_t groups, Real* tops) {
+void group(const Real* scaled, int64_t vocab, int64_t groups, Real* tops) {
   std::fill(tops, tops + groups, -std::numeric_limits<Real>::infinity());
   int64_t first = 0;
   for (; first + groups <= vocab; first += groups)
-    for (int64_t g = 0; g < groups; ++g) tops[g] = level[first + g] > tops[g] ? level[first + g] : tops[g];
-  for (int64_t g = 0; first + g < vocab; ++g) tops[g] = std::max(tops[g], level[first + g]);
+    for (int64_t g = 0; g < groups; ++g) tops[g] = scaled[first + g] > tops[g] ? scaled[first + g] : tops[g];
+  for (int64_t g = 0; first + g < vocab; ++g) tops[g] = std::max(tops[g], scaled[first + g]);
 }
 
-// The `width` largest levels, larger first, lower ids first among equals; returns how many there are. `best` has room
-// for all: so many groups have a level of their own that is at least `low`, and few other tokens have one. tops: of
-// kTops groups, if `grouped`; written to.
+// Writes the `width` largest scaled logits to `best` [V + kCollectSlack], larger first, lower ids first among equals.
+// Returns their number. `width` groups have a maximum of at least `low`, so `low` excludes most other tokens. tops: the
+// maxima of kTops groups if `grouped`; overwritten.
 template <class Real>
-int64_t largest_of(const Real* level, int64_t vocab, int64_t width, bool grouped, Real* tops, Entry<Real>* best) {
+int64_t largest_of(const Real* scaled, int64_t vocab, int64_t width, bool grouped, Real* tops, Entry<Real>* best) {
   constexpr Real none = -std::numeric_limits<Real>::infinity();
   Real low = std::numeric_limits<Real>::lowest();
   if (width <= kMostGroups / 2) {
     int64_t groups = kTops;
     while (groups < 2 * width) groups *= 2;
-    if (!grouped || groups > kTops) group(level, vocab, groups, tops);
+    if (!grouped || groups > kTops) group(scaled, vocab, groups, tops);
     std::nth_element(tops, tops + width - 1, tops + groups, std::greater<Real>());
     low = std::max(low, tops[width - 1]);
   }
-  const int64_t found = rows::collect(kTypeOf<Real>, level, vocab, low, -none, vocab, best);
+  const int64_t found = rows::collect(kTypeOf<Real>, scaled, vocab, low, -none, vocab, best);
   const int64_t count = std::min(found, width);
   std::partial_sort(best, best + count, best + found, [](const Entry<Real>& a, const Entry<Real>& b) {
-    return a.level > b.level || (a.level == b.level && a.id < b.id);
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
   });
   return count;
 }
@@ -113,23 +113,23 @@ void expand_node(const TokenDistributions& dists, int64_t r, Real parent, int64_
     scores[0] = parent;
     return;
   }
-  Real* level = scratch->level.get();
+  Real* scaled = scratch->scaled.get();
   alignas(64) Real tops[kMostGroups];
-  const bool grouped = fill(dists, r, dist, scratch->noise_at(seed, position), level, tops);
-  const double unit = rows::masses(kTypeOf<Real>, level, vocab, out.sharpness, scratch->sums.data());
+  const bool grouped = fill(dists, r, dist, scratch->noise_at(seed, position), scaled, tops);
+  const double unit = rows::masses(kTypeOf<Real>, scaled, vocab, out.sharpness, scratch->sums.data());
   double total = 0;
   for (double sum : scratch->sums) total += sum;
   const Real norm = static_cast<Real>(unit + std::log(total));
   if (!std::isfinite(norm)) return;
   Entry<Real>* best = scratch->children.get();
-  const int64_t count = largest_of(level, vocab, width, grouped, tops, best);
+  const int64_t count = largest_of(scaled, vocab, width, grouped, tops, best);
   for (int64_t k = 0; k < count; ++k) {
     tokens[k] = best[k].id;
-    scores[k] = parent + std::min(best[k].level * out.sharpness - norm, Real(0));
+    scores[k] = parent + std::min(best[k].logit * out.sharpness - norm, Real(0));
   }
 }
 
-// Flat indices of a tree's best children, the best first, earlier ones first among equals.
+// Flat indices of a tree's best children, best first, lower indices first among equals.
 template <class Real>
 void keep_best(const Children<Real>& out, int64_t row, int64_t begin, int64_t end) {
   std::vector<int32_t> order;
@@ -147,10 +147,10 @@ void keep_best(const Children<Real>& out, int64_t row, int64_t begin, int64_t en
   std::fill(best + kept, best + out.keep, -1);
 }
 
-// The nodes of a tree in the end: its best columns, earlier ones first among equals. Returns how many, the root with
-// them.
+// Numbers the final nodes of a tree: its best columns, lower columns first among equals. Returns their number, including
+// the root.
 template <class Real>
-int32_t choose_best(const Growth<Real>& growth, const Real* scores, int32_t limit, int32_t* nodes) {
+int32_t number_best(const Growth<Real>& growth, const Real* scores, int32_t limit, int32_t* nodes) {
   constexpr Real none = -std::numeric_limits<Real>::infinity();
   std::vector<int32_t> order;
   for (int64_t c = 1; c < growth.columns; ++c)
@@ -167,10 +167,10 @@ int32_t choose_best(const Growth<Real>& growth, const Real* scores, int32_t limi
   return count;
 }
 
-// The best of a level's block go on, as long as something below them may still belong to the tree. Returns the tree's
-// nodes, 0 if none goes on.
+// Numbers the best columns of a level's block, as long as their descendants may still belong to the tree. Returns the
+// number of the tree's nodes, or 0 if the tree stops growing.
 template <class Real>
-int32_t choose_next(const Growth<Real>& growth, const Real* scores, int32_t limit, int32_t* nodes) {
+int32_t number_next(const Growth<Real>& growth, const Real* scores, int32_t limit, int32_t* nodes) {
   const int64_t block = growth.block();
   int32_t count = 0;
   for (int64_t c = 0; c < block; ++c) count += nodes[c] >= 0;
@@ -212,13 +212,13 @@ int64_t tree_enter(const Growth<Real>& growth, const Children<Real>& children, c
     int32_t *parents = growth.parents + start, *nodes = growth.nodes + start;
     for (int64_t k = 0; k < growth.keep; ++k) {
       const int64_t child = children.best[b * growth.keep + k];
-      if (child < 0) break;  // the rest of the block is empty
+      if (child < 0) break;  // the remaining block is empty
       tokens[block + k] = children.tokens[child];
       scores[block + k] = children.scores[child];
       parents[block + k] = static_cast<int32_t>(growth.ahead() + child / children.width - offsets[b]);
     }
-    const int32_t count = growth.last ? choose_best(growth, scores, growth.limits[b], nodes)
-                                      : choose_next(growth, scores, growth.limits[b], nodes);
+    const int32_t count = growth.last ? number_best(growth, scores, growth.limits[b], nodes)
+                                      : number_next(growth, scores, growth.limits[b], nodes);
     if (count > most) return start;
     out.counts[b] = count;
     const int64_t first = end;
@@ -226,15 +226,15 @@ int64_t tree_enter(const Growth<Real>& growth, const Children<Real>& children, c
     for (int64_t c = 0; c < (count ? growth.columns : 0); ++c) {
       if (nodes[c] < 0) continue;
       const bool unknown = c != 0 && (parents[c] < 0 || parents[c] >= c);
-      if (unknown || end - first == count) return start + c;  // or a later level has been here
+      if (unknown || end - first == count) return start + c;  // or a later level was already entered
       out.tokens[end] = tokens[c];
       out.parents[end++] = c == 0 ? -1 : nodes[parents[c]];
       deepest = c;
     }
     out.counts[rows + b] = static_cast<int32_t>((deepest + growth.keep - 1) / growth.keep);
   }
-  std::fill(out.tokens + end, out.tokens + out.room, 0);
-  std::fill(out.parents + end, out.parents + out.room, -1);
+  std::fill(out.tokens + end, out.tokens + out.capacity, 0);
+  std::fill(out.parents + end, out.parents + out.capacity, -1);
   return -1;
 }
 

@@ -1,57 +1,57 @@
-// tree_expand: the best children of the nodes at the border of growing trees, and the best of each tree's.
+// tree_expand: the best children of N border nodes in B growing trees, and the best children of each tree. tree_grow: the
+// table of growing trees (tree_begin, tree_enter).
 #pragma once
 #include "distribution/distribution.h"
 
 namespace specdec {
 
-// Where the children of N nodes go: [N, width] each; best: [rows, keep] flat indices into them, -1 padded.
+// Children of N nodes: tokens and scores [N, width]; best [B, keep] holds flat indices into them, -1 padded.
 template <class Real>
 struct Children {
   int64_t* tokens;
   Real* scores;
   int32_t* best;
   int64_t width, keep;
-  Real sharpness;  // of scores: the log-softmax is that of sharpness * z
+  Real sharpness;  // scores are the log-softmax of sharpness * z
 };
 
-// distributions: inv_t, cut and tie_id of N nodes (lse is not read); parents: their scores, Real; seeds and
-// positions: keyed replay noise where a position is not negative, or nullptr for none. offsets: [rows + 1], the nodes
-// of each tree.
+// dists: inv_t, cut and tie_id of the nodes, [N] (lse is not read). parents: scores of the nodes, [N]. seeds and positions:
+// [N], replay noise at positions that are not negative; nullptr: no noise. offsets: [B + 1], the nodes of each tree.
 template <class Real>
 void tree_expand(const TokenDistributions& dists, const int32_t* offsets, int64_t rows, const Real* parents, const int64_t* seeds,
                  const int32_t* positions, const Children<Real>& out);
 
-// Trees that grow, [rows, columns] each: column 0 is the root, columns 1 + level * keep and on hold what a level
-// found, the best first. parents: columns; nodes: a column's place in its tree, -1 outside of it.
+// Growing trees, [B, columns] each. Column 0 is the root; the `keep` columns from 1 + level * keep hold the children of a
+// level, best first. parents: columns. nodes: a column's index in its tree, -1 for columns outside it.
 template <class Real>
 struct Growth {
   int64_t* tokens;
   Real* scores;
   int32_t *parents, *nodes;
-  const int32_t* limits;  // [rows] nodes of a tree in the end, at most `keep`
+  const int32_t* limits;  // [B], final nodes of each tree without the root, at most `keep`
   int64_t columns, keep, level;
-  int64_t reach;  // most nodes of a level that go on
+  int64_t reach;  // largest number of nodes of a level that get children
   bool last;
-  // The column of a tree's first node that gets children on this level.
+  // The first column whose node gets children on this level.
   int64_t ahead() const { return level == 0 ? 0 : 1 + (level - 1) * keep; }
+  // The first column of this level's children.
   int64_t block() const { return 1 + level * keep; }
 };
 
-// Packed trees, `room` nodes, 0 and -1 behind the last one; counts: [2, rows] nodes of each and the depth of its
-// deepest.
+// Packed trees: tokens and parents [capacity], padded with 0 and -1. counts: [2, B], the nodes of each tree and the depth of
+// the deepest.
 struct PackedTrees {
   int64_t* tokens;
   int32_t *parents, *counts;
-  int64_t room;
+  int64_t capacity;
 };
 
-// Empty trees: roots whose tokens are there already.
+// Resets the trees to their roots. The tokens of the roots must be present.
 template <class Real>
 void tree_begin(const Growth<Real>& growth, int64_t rows);
 
-// Enters the children of a level and packs what is scored next or, on the last level, the best of each tree. Returns
-// -1, or a column of a tree that the levels before cannot have written: its parent is none, or there are too many
-// nodes.
+// Enters the children of a level into the table and packs the trees to score next or, on the last level, the final trees.
+// Returns -1, or the flat index of a column that earlier levels cannot have written (no valid parent, or too many nodes).
 template <class Real>
 int64_t tree_enter(const Growth<Real>& growth, const Children<Real>& children, const int32_t* offsets, int64_t rows,
                    const PackedTrees& out);

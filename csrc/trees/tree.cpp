@@ -23,7 +23,7 @@ int64_t tree_plan(const int32_t* parents, int64_t nodes, const int32_t* offsets,
   std::fill_n(out.ancestors, nodes * out.words, 0);
   for (int64_t b = 0; b < rows; ++b) {
     const int32_t start = offsets[b], count = offsets[b + 1] - start;
-    // Children link in front of their elder sibling when the row is read backwards, so lists come out in index order.
+    // Nodes are linked in front of their siblings in reverse order, so lists are in index order.
     for (int32_t i = count - 1; i >= 0; --i) {
       const int32_t parent = parents[start + i];
       if (i == 0 ? parent != -1 : parent < 0 || parent >= i) return start + i;

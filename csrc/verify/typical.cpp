@@ -13,14 +13,14 @@ template <class Real>
 double entropy(const TokenDistributions& dists, int64_t row) {
   if (dists.greedy(row)) return 0;
   const DistributionRow<Real> dist = dists.row<Real>(row);
-  alignas(64) Real weights[kVocabBlock], levels[kVocabBlock];
+  alignas(64) Real weights[kVocabBlock], scaled[kVocabBlock];
   double sum = 0;
   for (int64_t block = 0; block < block_count(dists.logits.columns); ++block) {
     const int64_t first = block * kVocabBlock;
     const int count = block_size(dists.logits.columns, block);
     dists.weights(row, first, count, weights);
-    rows::levels(dists.logits.type, dists.logits.at(row, first), count, dist.inv_t, nullptr, levels);
-    for (int i = 0; i < count; ++i) sum += weights[i] > 0 ? static_cast<double>(weights[i] * (dist.lse - levels[i])) : 0.0;
+    rows::scaled_logits(dists.logits.type, dists.logits.at(row, first), count, dist.inv_t, nullptr, scaled);
+    for (int i = 0; i < count; ++i) sum += weights[i] > 0 ? static_cast<double>(weights[i] * (dist.lse - scaled[i])) : 0.0;
   }
   return sum;
 }

@@ -124,10 +124,10 @@ def test_every_operator_and_kernel_of_the_source_is_called(found: dict[str, Any]
     assert kernels and all(kernel in launched for kernel in kernels)
 
 
-def test_a_launch_that_fails_and_tensors_of_two_devices_are_told(found: dict[str, Any]) -> None:
+def test_a_failed_launch_and_tensors_of_two_devices_are_reported(found: dict[str, Any]) -> None:
     failed, apart = found["failure"]["told"]
     assert failed == "kv_commit: the CUDA launch failed: invalid configuration argument"
-    assert apart.startswith("kv_commit: caches lie on another device than page_table, expected one; move it with .to()")
+    assert apart.startswith("kv_commit: caches are on another device than page_table, expected one; move it with .to()")
     assert found["failure"]["launches"] == "" and found["failure"]["current"] == 0
 
 
