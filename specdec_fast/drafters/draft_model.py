@@ -199,28 +199,28 @@ class DraftModelDrafter:
                 positions = self._positions(sampling, roots, max(counts))
             chains = []
             if sampling.logits_processors is not None:
-                known = [dict(zip(earlier, chosen.tolist())) for earlier, chosen in levels]
+                known = [dict(zip(earlier, picked.tolist())) for earlier, picked in levels]
                 chains = [[view.tokens(rows[at])[-1], *(tokens[at] for tokens in known)] for at in active]
-            chosen, dist = self._pick_level(sampling, roots, positions[level], rng.first_draw + level, logits, chains)
-            levels.append((active, chosen))
+            picked, dist = self._pick_level(sampling, roots, positions[level], rng.first_draw + level, logits, chains)
+            levels.append((active, picked))
             if dist is not None:
                 parts.append(dist)
             going = [at for at, index in enumerate(active) if counts[index] > level + 1]
             if not going:
                 break
             if len(going) < len(active):
-                chosen, roots = select_entries(chosen, going), select_entries(roots, going)
+                picked, roots = select_entries(picked, going), select_entries(roots, going)
                 active, shape, positions = [active[at] for at in going], None, None
                 sampling = view.sampling([rows[index] for index in active])
             if shape is None:
                 shape = chain_layout(tuple([rows[index] for index in active]), (1,) * len(active), view.device)
-            fed = self._runner.draft_ids(chosen)
+            fed = self._runner.draft_ids(picked)
             logits = self._runner.mask_logits(
                 self.model.extend(shape.rows, fed, shape.offsets, logits=shape.last).logits
             )
         used = 0
-        for active, chosen in levels:
-            for at, (index, token) in enumerate(zip(active, chosen.tolist())):
+        for active, picked in levels:
+            for at, (index, token) in enumerate(zip(active, picked.tolist())):
                 drafted[index].append(token)
                 dist_rows[index].append(used + at)
             used += len(active)
@@ -252,8 +252,8 @@ class DraftModelDrafter:
         draw, own = first_draw if self.pick == "sampled" else None, [counts[index] for index in active]
         found = fused.chain(shape.rows, fed, shape.offsets, own, *params, self._runner.vocab_size, draw)
         self._runner.mark_stored(rows, texts)
-        chosen, dist = (found, ()) if isinstance(found, Tensor) else (found[0], found[1:])
-        for index, count, tokens in zip(active, own, chosen.tolist()):
+        picked, dist = (found, ()) if isinstance(found, Tensor) else (found[0], found[1:])
+        for index, count, tokens in zip(active, own, picked.tolist()):
             drafted[index] = tokens[:count]
         if not dist:
             return None

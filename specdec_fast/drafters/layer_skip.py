@@ -226,18 +226,18 @@ class LayerSkipDrafter:
                 wide = logits.float()
                 confidence = (wide.amax(1) - wide.logsumexp(1)).exp().tolist()
             roots = rng.positions if len(own) == len(drafts) else select_entries(rng.positions, going)
-            chosen, dists = self._pick_tokens(view, own, logits, roots, level, rng.first_draw)
+            picked, dists = self._pick_tokens(view, own, logits, roots, level, rng.first_draw)
             if dists is not None:
                 parts.append(dists)
             staying = []
-            for place, (each, token) in enumerate(zip(own, chosen.tolist())):
+            for place, (each, token) in enumerate(zip(own, picked.tolist())):
                 each.tokens.append(token)
                 each.dist_rows.append(used + place)
                 if len(each.tokens) < each.limit and confidence[place] >= self._stop_threshold(each.row):
                     staying.append(place)
             used += len(own)
             level += 1
-            fed = chosen if len(staying) == len(own) else select_entries(chosen, staying)
+            fed = picked if len(staying) == len(own) else select_entries(picked, staying)
             going = [going[place] for place in staying]
 
     def _stop_threshold(self, row: int) -> float:
