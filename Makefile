@@ -87,7 +87,7 @@ test: $(READY) ## Style, types, the documentation site and all tests
 	if [[ $$failed == 1 && '$(firstword -$(MAKEFLAGS))' != *k* ]]; then exit 1; fi; \
 	$(MAKE) --no-print-directory READY= tests lane-interpreter || failed=1; exit $$failed
 
-lint: $(READY) ## ruff, and the prose linter over the documents
+lint: $(READY) ## ruff, and the prose linter over documents, docstrings and comments
 	$(call lane,lint,$(BIN)/ruff check . && $(BIN)/python docs/style/prose.py)
 
 types: $(READY) ## mypy

@@ -1,7 +1,7 @@
-"""Lints the prose of all Markdown documents with proselint and the project's own checks.
+"""Lints the prose of all Markdown documents with proselint and the project's own checks, and the words of the code.
 
-    python docs/style/prose.py             # all documents
-    python docs/style/prose.py README.md   # one of them
+    python docs/style/prose.py             # all documents, and docstrings and comments of all code
+    python docs/style/prose.py README.md   # one document or source file
 
 Findings are printed as `file:line: message [check]`. The exit status is 1 if there are any.
 Tests: tests/docs/test_prose.py.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import code_prose
 from markdown_prose import blocks, prose
 from proselint.checks import __register__ as PROSELINT
 from proselint.registry import CheckRegistry
@@ -69,24 +70,37 @@ def findings(name: str, markdown: str) -> Iterator[str]:
 
 
 def documents(root: Path = ROOT) -> list[str]:
-    """All Markdown files that git tracks or would track; all that are not hidden or built where there is no git."""
+    """Returns all Markdown files that are linted, by their paths from the root."""
+    return [name for name in _files(root) if name.endswith(".md") and not name.startswith(EXCLUDED)]
+
+
+def code(root: Path = ROOT) -> list[str]:
+    """Returns all source files that are linted, by their paths from the root."""
+    return [name for name in _files(root) if code_prose.is_code(name)]
+
+
+def _files(root: Path) -> list[str]:
+    """All files that git tracks or would track; all that are not hidden or built where there is no git."""
     if (root / ".git").exists():
-        command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
+        command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     else:
-        found = (path.relative_to(root) for path in root.rglob("*.md"))
+        found = (path.relative_to(root) for path in root.rglob("*.*"))
         names = [path.as_posix() for path in found if not path.parts[0].startswith((".", "build", "dist"))]
-    return sorted(name for name in set(names) if not name.startswith(EXCLUDED) and (root / name).is_file())
+    return sorted(name for name in set(names) if (root / name).is_file())
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints all findings and returns the exit status."""
-    names = arguments or documents()
-    found = [each for name in names for each in findings(name, (ROOT / name).read_text(encoding="utf-8"))]
+    names = arguments or [*documents(), *code()]
+    found = []
+    for name in names:
+        check = findings if name.endswith(".md") else code_prose.findings
+        found += check(name, (ROOT / name).read_text(encoding="utf-8"))
     for each in found:
         print(each)
     if found:
-        print(f"{len(found)} findings in {len(names)} documents", file=sys.stderr)
+        print(f"{len(found)} findings in {len(names)} files", file=sys.stderr)
     return 1 if found else 0
 
 

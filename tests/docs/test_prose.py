@@ -1,4 +1,4 @@
-"""The prose linter finds planted sentences, at their lines, and leaves code alone."""
+"""The prose linter finds planted sentences in documents, and planted words in comments of code, at their lines."""
 
 from __future__ import annotations
 
@@ -92,6 +92,69 @@ def test_the_program_reports_lines_and_fails(root: Path, tmp_path: Path) -> None
     document.write_text("Plain text.\n")
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.fixture
+def code_findings(root: Path, monkeypatch: pytest.MonkeyPatch) -> Findings:
+    """Findings of a source text, without the name of the file."""
+    monkeypatch.syspath_prepend(str(root / "docs" / "style"))
+    import code_prose
+
+    return lambda name, text: [each.removeprefix(f"{name}:") for each in code_prose.findings(name, text)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "word"),
+    [
+        ("specdec_fast/a.py", '"""A module.\n\nIt keeps the law.\n"""\n', 3, "law"),
+        ("specdec_fast/a.py", "x = 1\ny = 2  # a coin for each\n", 2, "coin"),
+        ("kernels/a.py", 'class A:\n    """Text."""\n\n    x: int = 0\n    """Told by others."""\n', 5, "Told"),
+        ("tests/a.py", 'def f():\n    """Lawful draws."""\n', 2, "Lawful"),
+        ("benchmarks/a.py", "def f():\n    # the stand-in\n    return 1\n", 2, "stand-in"),
+        ("csrc/a.h", "int a = 1'000;  // one seam, and an int's other\n", 1, "seam"),
+        ("csrc/a.cpp", 'auto a = "//";\n/* first\n   whoever calls */\n', 3, "whoever"),
+        ("csrc/a.cu", "// scouts\n", 1, "scouts"),
+        ("benchmarks/a.sh", "#!/bin/bash\necho $#  # a riddle\n", 2, "riddle"),
+    ],
+)
+def test_a_planted_word_in_code_is_found(code_findings: Findings, name: str, text: str, line: int, word: str) -> None:
+    (found,) = code_findings(name, text)
+    assert found.startswith(f"{line}: '{word}': write ") and found.endswith("[specdec.code_words]")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("specdec_fast/a.py", 'law = "whoever"  # `coin`, law_stats, lawn, flaw and unlawfulness\n'),
+        ("specdec_fast/a.py", 'TABLE = {"Laws": "TokenDistributions"}\nprint("told", """\nthe law\n""")\n'),
+        ("tests/a.py", '"""A data race, a data\nrace, race conditions, and twins that cannot be told apart."""\n'),
+        ("csrc/a.h", "int law = 2; char coin[] = \"// the law\"; char c = '\\''; char d = 'x'; int seam = 1'000;\n"),
+        ("benchmarks/a.sh", "law=1\necho ${law#coin}\n"),
+    ],
+)
+def test_identifiers_strings_and_allowed_phrases_are_left_alone(code_findings: Findings, name: str, text: str) -> None:
+    assert code_findings(name, text) == []
+
+
+def test_code_of_the_product_and_its_tests_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(root / "docs" / "style"))
+    import code_prose
+    import prose
+
+    names = set(prose.code())
+    assert {"specdec_fast/__init__.py", "csrc/random.h", "tests/docs/test_prose.py", "setup.py"} <= names
+    assert {name.partition("/")[0] for name in names} >= {"specdec_fast", "kernels", "csrc", "benchmarks", "tests"}
+    assert not any(name.endswith(".md") for name in names)
+    assert all(reason for reason in code_prose.ALLOWED.values())
+
+
+def test_the_program_lints_code_too(root: Path, tmp_path: Path) -> None:
+    source = tmp_path / "a.py"
+    source.write_text('"""Text."""\n\nx = 1  # the law\n')
+    command = [sys.executable, str(root / "docs" / "style" / "prose.py"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    expected = f"{source}:3: 'law': write a distribution [specdec.code_words]"
+    assert (done.returncode, done.stdout.splitlines()) == (1, [expected])
 
 
 def test_all_documents_are_read(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
