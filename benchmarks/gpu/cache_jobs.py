@@ -109,10 +109,11 @@ def run_step(shape: str, drafter: str, rows: int, drafted: int, mode: str) -> No
 
 
 @contextmanager
-def _without_answers(job: Job) -> Iterator[None]:
+def _simulated(job: Job) -> Iterator[None]:
     from specdec_kernels import simulated_gpu
 
-    with simulated_gpu.gpu(ARCHITECTURE, answers=job.kind != "operator"):  # samples at full size take minutes on a CPU
+    true_results = job.kind != "operator"  # samples at full size take minutes on a CPU
+    with simulated_gpu.gpu(ARCHITECTURE, true_results=true_results):
         yield
 
 
@@ -123,7 +124,7 @@ def _work(job: Job, cache: str) -> tuple[float, str | None]:
     torch.set_num_threads(1)
     started = time.monotonic()
     try:
-        with recorded_keys(Path(cache)), _without_answers(job):
+        with recorded_keys(Path(cache)), _simulated(job):
             run(job)
     except Exception as error:  # of any kind; other jobs go on
         return time.monotonic() - started, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

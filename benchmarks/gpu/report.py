@@ -58,7 +58,7 @@ def _session(folder: Path) -> Iterator[str]:
     if (folder / "machine.json").exists():
         found = json.loads((folder / "machine.json").read_text())
         yield "".join(f"<p class=bad>{html.escape(line)}</p>" for line in found.pop("remarks"))
-        if "stand-in" in str(found.get("device", "")):
+        if "simulated" in str(found.get("device", "")):
             yield "<p class=bad>A rehearsal on a simulated GPU: times are those of the CPU and mean nothing.</p>"
         yield _table(("machine", ""), [(name, value) for name, value in found.items() if value is not None], False)
     if (folder / "cache.json").exists():

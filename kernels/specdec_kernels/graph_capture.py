@@ -1,7 +1,9 @@
-"""Capture of a program as a CUDA graph, and what is left behind when it fails: nothing.
+"""Capture of a program as a CUDA graph, without side effects if the capture fails.
 
-A program that asks the device for something cannot be captured. That is found before the capture begins, with the
-operator that asked. A capture that fails all the same leaves streams, allocator and random generators as they were.
+A program that waits for the device cannot be captured. Such a program is refused before the capture begins, with the
+name of the operator that waits. A capture that fails for another reason restores streams, allocator and random
+generators.
+
 Tests: tests/launch/test_capture.py, tests/engine/cuda_graph/test_capture_safety.py, tests/gpu/test_capture.py.
 """
 
@@ -20,33 +22,33 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 _WAITS = "called a synchronizing CUDA operation"
 _TORCH = str(Path(torch.__file__).parent)
-MOST_TOLD = 3
-"""Places of a program that an error names."""
-_ONE_AT_A_TIME = threading.Lock()  # a capture begins by waiting for its device, which would end another one's
+MAX_LISTED = 3
+"""Most places in a program that an error names."""
+_ONE_AT_A_TIME = threading.Lock()  # a capture first waits for its device, which would end a running capture
 
 
 class HostReadError(RuntimeError):
-    """A program asks the device for something and so cannot be captured."""
+    """A program waits for the device, so it cannot be captured."""
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """That GPU as the current one: streams, events and graphs belong to it. Nothing on other devices."""
+    """Returns a context that makes a GPU the current device of streams, events and graphs. Other devices: no effect."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 _FAILED: list[torch.cuda.CUDAGraph] = []
-"""Graphs whose capture failed, kept because torch's allocator of pinned memory may still ask them for their stream."""
+"""Graphs whose capture failed. torch's allocator of pinned memory may still use their streams, so they stay alive."""
 
 
 class GraphPool:
-    """The streams and the memory of graphs of one device that never run at the same time.
+    """Streams and memory that several graphs of one device share. Such graphs must never run at the same time.
 
-    torch wants one stream for all graphs that share memory. Its default stream for captures belongs to the device of
-    the first capture in the process. Programs warm up on a stream of their own, so that a library takes its workspace
-    of a capture from the memory of the graph.
+    torch requires one stream for all graphs that share memory. Its default stream for captures belongs to the device
+    of the first capture in the process, so each pool has its own. Programs warm up on a second stream. A library
+    therefore allocates its workspace for the capture in the memory of the graph.
 
     Args:
-        device: A GPU.
+        device: The GPU of the graphs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,14 +60,14 @@ class GraphPool:
         """Captures one run of a program on the current device.
 
         Args:
-            program: A callable that can be captured. What it returns is ignored.
+            program: A callable that can be captured. Its return value is ignored.
 
         Returns:
             The graph.
 
         Raises:
-            Exception: What the program raised, or what CUDA said about it. The stream and the allocator are as before
-                and the pool is ready for the next capture.
+            Exception: If the program or the capture fails. The current stream and the allocator are restored, and the
+                pool is ready for the next capture.
         """
         graph, before, first = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), None
         try:
@@ -74,22 +76,22 @@ class GraphPool:
                 try:
                     program()
                 except BaseException as error:
-                    first = error  # the end of the capture raises too, and says less
+                    first = error  # the end of the capture raises too, with a less specific message
                     raise
         except BaseException as error:
-            torch.cuda.set_stream(before)  # torch.cuda.graph leaves its stream only when the capture ended well
+            torch.cuda.set_stream(before)  # torch.cuda.graph leaves its stream only after a successful capture
             _FAILED.append(graph)
-            self._give_up()
+            self._replace_pool()
             raise (first or error) from None
         return graph
 
-    def _give_up(self) -> None:
-        """Ends the allocation to the pool, where the end of the capture did not get so far, and takes a new pool.
+    def _replace_pool(self) -> None:
+        """Ends the allocation to the pool of a failed capture, and takes a new pool.
 
-        The pool is not released. Versions of torch differ in whether they have released it, and one release too many
-        would free the memory of graphs that are still replayed.
+        The old pool is not released. Some versions of torch have already released it, and a second release would free
+        the memory of graphs that are still replayed.
         """
-        with suppress(RuntimeError):  # raised where the allocation has ended
+        with suppress(RuntimeError):  # raised if the allocation has ended already
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.memory)
         self.memory = torch.cuda.graph_pool_handle()
 
@@ -98,17 +100,17 @@ def capture(program: Callable[[], None], device: torch.device, pool: GraphPool |
     """Captures a program as a CUDA graph.
 
     Args:
-        program: Changes nothing when it runs now. It runs twice before the capture, so that kernels are compiled and
-            libraries awake.
-        device: Where it runs. On other devices than a GPU nothing is captured.
-        pool: Memory and stream of graphs that never run at the same time; by default its own.
+        program: A callable without effects when it runs now. It runs twice before the capture, so that kernels are
+            compiled and libraries initialised.
+        device: Device of the program. Only GPUs capture.
+        pool: Memory and stream shared with other graphs that never run at the same time. By default a new pool.
 
     Returns:
-        The replay of the graph; the program itself on other devices.
+        The replay of the graph. On devices other than GPUs, the program itself.
 
     Raises:
-        HostReadError: If the program asks the device for something; the message names the operator and the line.
-        Exception: What the program raised, or what CUDA said about its capture.
+        HostReadError: If the program waits for the device. The message names the operator and the line.
+        Exception: If the program or the capture fails.
     """
     if device.type != "cuda":
         return program
@@ -121,7 +123,7 @@ def capture(program: Callable[[], None], device: torch.device, pool: GraphPool |
                 program()
                 _refuse_waits(program)
                 place = torch.zeros(1, device=device)
-        finally:  # memory that the program wrote to may be given back to the stream before
+        finally:  # memory that the program wrote to may be returned to the former stream
             before.wait_stream(pool.warm_up)
         try:
             return pool.record(program).replay
@@ -132,23 +134,23 @@ def capture(program: Callable[[], None], device: torch.device, pool: GraphPool |
 
 
 def _refuse_waits(program: Callable[[], None]) -> None:
-    """Runs a program. Raises HostReadError where it waits for the device, and would do so again."""
+    """Runs a program. Raises HostReadError if it waits for the device and does so again in a second run."""
     with _recorded_waits() as waits:
         program()
     if not waits:
         return
-    call, whole = _CurrentCall(), False
-    with _recorded_waits(call) as named, call, suppress(Exception):  # once more, slowly: this run tells what asks
+    call, completed = _CurrentCall(), False
+    with _recorded_waits(call) as named, call, suppress(Exception):  # a second, slow run finds the operators that wait
         program()
-        whole = True
-    if whole and not named:
-        return  # a library awoke in the run before, or code was compiled
-    told = [*dict.fromkeys(named or waits)][:MOST_TOLD]
-    raise HostReadError(f"the step asks the device for something: {'; '.join(told)}")
+        completed = True
+    if completed and not named:
+        return  # the first run initialised a library or compiled code
+    places = [*dict.fromkeys(named or waits)][:MAX_LISTED]
+    raise HostReadError(f"the step waits for the device: {'; '.join(places)}")
 
 
 class _CurrentCall(TorchFunctionMode):
-    """Knows which function of torch runs, and the line that called it: "name at file:line"."""
+    """Stores the torch function that runs and the line that called it, as "name at file:line"."""
 
     name = ""
 
@@ -162,7 +164,7 @@ class _CurrentCall(TorchFunctionMode):
 
 
 def _line(frame: Any) -> str:
-    """The nearest line on the stack that is not torch's."""
+    """Returns "file:line" of the nearest frame outside torch."""
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -170,15 +172,21 @@ def _line(frame: Any) -> str:
 
 @contextmanager
 def _recorded_waits(call: _CurrentCall | None = None) -> Iterator[list[str]]:
-    """What makes this thread wait for a GPU: the operator, where it is known, and the line that called it.
+    """Records the waits of this thread for a GPU during the block.
 
-    torch can also raise there. That would hold for all threads, and those that do not capture may wait.
+    torch could also raise at every wait. But that mode affects all threads, and threads that do not capture may wait.
+
+    Args:
+        call: Current torch function, if known. It gives the name of the operator.
+
+    Yields:
+        The recorded waits, as "operator at file:line".
     """
     found: list[str] = []
     own, mode = threading.get_ident(), torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("always", _WAITS)
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")  # said once in a process
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")  # shown once per process
         show = warnings.showwarning
 
         def record(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:

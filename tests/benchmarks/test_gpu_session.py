@@ -181,10 +181,10 @@ def test_a_rehearsal_runs_every_part_on_a_stand_in(command: str, tmp_path: Path)
         "steps": {"step-tiny-eagle3.json", "step-tiny-draft_model.json"},
     }[command]
     assert (
-        set(found) == expected | {"machine.json", "cache.json"} and found["machine.json"]["device"] == "stand-in sm_90"
+        set(found) == expected | {"machine.json", "cache.json"} and found["machine.json"]["device"] == "simulated sm_90"
     )
     page = packed["report.html"].decode()
-    assert "cannot be shown" not in page and "stand-in sm_90" in page
+    assert "cannot be shown" not in page and "simulated sm_90" in page
     assert "there is no" in packed["cache.log"].decode()
     if command == "correctness":
         assert found["tests.json"]["counts"].keys() == {"passed"}

@@ -38,7 +38,7 @@ def test_caches_of_a_cpu_are_left_too(monkeypatch: pytest.MonkeyPatch, tmp_path:
     one, many = (timing.copies("distribution_stats", sizes, cpu) for sizes in (small, large))
     assert len(one) == 1 and timing.in_cache(one, cpu)
     assert len(many) * many[0].bytes >= 8 << 20 and not timing.in_cache(many, cpu)
-    monkeypatch.setattr(timing, "MOST_HELD_CPU", 4 << 20)
+    monkeypatch.setattr(timing, "MAX_BYTES_CPU", 4 << 20)
     assert len(timing.copies("distribution_stats", large, cpu)) == 1
     limit = timing.Ceilings(10.0, 10.0, 0.1)
     rows = [row for each in (small, large) for row in timing.bench(["distribution_stats"], cpu, each, 1, limit)]
@@ -53,7 +53,7 @@ def test_copies_exceed_the_cache_and_count_what_moves(monkeypatch: pytest.Monkey
     calls = timing.copies("kv_commit", sizes, torch.device("cpu"))
     slots = 2  # of the path 0, 1, 3, 7 two lie elsewhere than they go
     assert calls[0].bytes == 2 * slots * 4 * sizes.kv_heads * sizes.width * 4
-    assert len(calls) * calls[0].bytes >= 400_000 and len(calls) <= timing.MOST_COPIES
+    assert len(calls) * calls[0].bytes >= 400_000 and len(calls) <= timing.MAX_COPIES
     tables = [call.arguments[0] for call in calls]
     assert len({cache.data_ptr() for table in tables for cache in table}) == 4 * len(calls)
     assert all(call.writes[0] is call.arguments[0][0] for call in calls), "a call writes to its own tensors"
@@ -150,8 +150,8 @@ def test_a_call_that_cannot_be_captured_leaves_others_their_times(fault: str) ->
                 raise RuntimeError("out of luck")
 
         before = torch.cuda.current_stream()
-        with pytest.raises(RuntimeError, match="out of luck" if fault == "raises" else "asks the device"):
+        with pytest.raises(RuntimeError, match="out of luck" if fault == "raises" else "waits for the device"):
             timing.graph_times({"one": [call]}, 1)
         assert torch.cuda.current_stream() == before and torch.cuda.get_sync_debug_mode() == 0
         assert timing.graph_times({"one": [lambda: numbers.add_(1)]}, 2)["one"].median > 0
-        assert numbers.tolist() == [1 + 3 + 5] * 3, "twice before the capture, once in the stand-in's, five replays"
+        assert numbers.tolist() == [1 + 3 + 5] * 3, "twice before the capture, once in the simulated one, five replays"

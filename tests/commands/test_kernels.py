@@ -90,7 +90,7 @@ def test_no_sample_with_options_is_the_plain_one_or_another(op: str) -> None:
 
 
 def test_samples_that_do_not_exist_are_named() -> None:
-    with pytest.raises(ValueError, match="no sample 'nonsense' of tree_expand; there are noise"):
+    with pytest.raises(ValueError, match="got sample 'nonsense' of tree_expand; expected one of noise"):
         agreement.make_sample("tree_expand", Sizes(), case="nonsense")
 
 

@@ -1,6 +1,6 @@
-"""The launch lane (`make lane-launch`): everything between a Python call and a kernel, on stand-in GPUs.
+"""The launch suite (`make lane-launch`): every step from a Python call to the kernel, on simulated GPUs.
 
-Every test in this folder is skipped where there can be no stand-in: with a GPU, without Triton, in the interpreter.
+Every test here is skipped if no GPU can be simulated: with a real GPU, without Triton, in the interpreter.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def gpu() -> Iterator[simulated_gpu.Gpu]:
-    """Two stand-in GPUs of Hopper's architecture."""
+    """Two simulated GPUs of Hopper's architecture."""
     with simulated_gpu.gpu("sm_90", devices=2) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Capture of steps on stand-in GPUs: what cannot be captured is found before, and a failure leaves nothing behind."""
+"""Capture of steps on simulated GPUs: refused programs are found first, and a failed capture leaves no trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specdec_kernels.graph_capture import GraphPool, HostReadError, capture
 
 pytestmark = [
     pytest.mark.aot,
-    pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # of the answers, which the CPU gives
+    pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # results are computed on the CPU
 ]
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 FOREIGN = "operation would make the legacy stream depend on a capturing blocking stream"
@@ -59,7 +59,7 @@ READS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("deed", READS)
-def test_a_program_that_asks_the_device_is_refused_before_its_capture(deed: str, gpu: simulated_gpu.Gpu) -> None:
+def test_a_program_that_reads_the_device_is_refused_before_its_capture(deed: str, gpu: simulated_gpu.Gpu) -> None:
     x = torch.ones(1, device=FIRST)
     stream = torch.cuda.current_stream(FIRST)
 
@@ -67,9 +67,7 @@ def test_a_program_that_asks_the_device_is_refused_before_its_capture(deed: str,
         x.add_(1)
         READS[deed](x)
 
-    with pytest.raises(
-        HostReadError, match=rf"the step asks the device for something: .*{deed}.* at test_capture\.py:\d+"
-    ):
+    with pytest.raises(HostReadError, match=rf"the step waits for the device: .*{deed}.* at test_capture\.py:\d+"):
         capture(program, FIRST)
     assert gpu.captures == [] and torch.cuda.current_stream(FIRST) == stream
     assert torch.cuda.get_sync_debug_mode() == 0
@@ -105,10 +103,10 @@ def test_what_a_failed_run_wrote_is_behind_what_comes_next(fails_at: int, gpu: s
 
 def test_other_threads_wait_as_they_like_while_a_program_is_tried(gpu: simulated_gpu.Gpu) -> None:
     """The debug mode of torch holds for all threads."""
-    asks, told = torch.ones(1, device=FIRST), []
+    value, read = torch.ones(1, device=FIRST), []
 
     def other() -> None:
-        told.append(asks.item())
+        read.append(value.item())
 
     def program() -> None:
         if torch.cuda.get_sync_debug_mode():
@@ -117,7 +115,7 @@ def test_other_threads_wait_as_they_like_while_a_program_is_tried(gpu: simulated
             thread.join()
 
     capture(program, FIRST)
-    assert told == [1.0] and len(gpu.captures) == 1
+    assert read == [1.0] and len(gpu.captures) == 1
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
@@ -133,7 +131,7 @@ def test_a_capture_that_fails_leaves_stream_and_allocator_as_they_were(fails_at:
 
 
 def test_a_capture_that_cuda_ends_leaves_stream_and_allocator_as_they_were(gpu: simulated_gpu.Gpu) -> None:
-    """What invalidates a capture is done by others, so no run before it shows it; its end raises as well."""
+    """Other code invalidates a capture, so no earlier run detects it; the end of the capture raises too."""
     pool, stream, program = GraphPool(FIRST), torch.cuda.current_stream(FIRST), Counting()
 
     def invalidated() -> None:
@@ -195,9 +193,9 @@ def test_a_model_that_asks_the_device_goes_on_uncaptured_and_says_what_asked(
     hook = target.layers[0].register_forward_pre_hook(lambda module, args: ask(module, args) if args else None)
     engine = Engine(target)
     assert [handle.tokens for handle in engine.generate(PROMPTS, PARAMS)] == texts
-    told = engine.explain()
-    assert "steps sync: a CUDA-graph step failed: HostReadError: the step asks the device for something: " in told
-    assert "Tensor.__bool__ at test_capture.py:" in told and "next attempt" not in told
+    explained = engine.explain()
+    assert "steps sync: a CUDA-graph step failed: HostReadError: the step waits for the device: " in explained
+    assert "Tensor.__bool__ at test_capture.py:" in explained and "next attempt" not in explained
     assert gpu.captures == []
     hook.remove()
     again = Engine(target)
@@ -272,10 +270,10 @@ def test_failures_are_forgiven_when_a_step_of_the_same_capacity_succeeds() -> No
 
 def test_a_program_that_asks_the_device_is_not_tried_again() -> None:
     failures = CaptureFailures()
-    told = failures.record_failure(None, HostReadError("the step asks the device for something: item at model.py:3"))
+    message = failures.record_failure(None, HostReadError("the step waits for the device: item at model.py:3"))
     for _ in range(10 * RETRY_AFTER):
         failures.record_sync_step()
-    assert told == f"{failures.reason}; steps run in sync mode from now on" and "item at model.py:3" in told
+    assert message == f"{failures.reason}; steps run in sync mode from now on" and "item at model.py:3" in message
 
 
 def test_a_program_serves_no_requests_that_ask_for_much_less_or_for_more(gpu: simulated_gpu.Gpu) -> None:

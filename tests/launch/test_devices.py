@@ -1,4 +1,4 @@
-"""Launches run on the GPU of their tensors and on its current stream, whatever way they are reached.
+"""Launches run on the GPU of their tensors and on its current stream, on every way to call them.
 
 Tensors lie on cuda:1, whose current stream is not its default one, while cuda:0 is the current device.
 """
@@ -29,7 +29,7 @@ from specdec_kernels.testing.samples_attention import Sizes
 pytestmark = [
     pytest.mark.aot,
     pytest.mark.skipif(simulated_gpu.unavailable_reason() is not None, reason=str(simulated_gpu.unavailable_reason())),
-    pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # of the answers, which the CPU gives
+    pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # results are computed on the CPU
 ]
 OPERATORS = Path(simulated_gpu.__file__).parents[1] / "ops"
 SMALL = Sizes(rows=2, nodes=3, vocab=64, length=20, heads=2, kv_heads=1, width=16, layers=2)
@@ -86,7 +86,7 @@ def launch_of(name: str) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", BY_TRITON)
-def test_launches_that_are_called_without_an_operator_do_so_too(gpu: simulated_gpu.Gpu, name: str) -> None:
+def test_launches_without_an_operator_run_there_too(gpu: simulated_gpu.Gpu, name: str) -> None:
     call = make_sample(name, SMALL, device=HERE)
     check(gpu, lambda: launch_of(name)(*call.arguments, **call.options))
 
@@ -97,7 +97,7 @@ UNREGISTERED = {"attention_plan", "process_logits_overlay", "kv_commit_scratch"}
 
 @pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 @pytest.mark.parametrize("name", [name for name in BY_TRITON if name not in UNREGISTERED])
-def test_what_the_dispatcher_calls_for_a_gpu_does_so_too(name: str) -> None:
+def test_launches_of_the_dispatcher_run_there_too(name: str) -> None:
     call = make_sample(name, SMALL)
     if name == "kv_commit":  # with a list of caches; a table's addresses say nothing of another device
         call = replace(call, arguments=(list(call.arguments[0]), *call.arguments[1:]))
@@ -123,8 +123,8 @@ def test_plans_and_attention_with_a_plan(gpu: simulated_gpu.Gpu) -> None:
     check(gpu, lambda: OPS["tree_attention"](*call.arguments, **call.options, plan=plan))
 
 
-def test_tensors_that_lie_in_dataclasses_and_tables_alone_say_where(gpu: simulated_gpu.Gpu) -> None:
-    """What names no tensor itself: paths, edits, growth, overlays, tables."""
+def test_tensors_in_dataclasses_and_tables_determine_the_device(gpu: simulated_gpu.Gpu) -> None:
+    """Arguments that are not tensors themselves: paths, processors, growth, overlays, tables."""
     for name in ("process_logits_overlay", "process_logits", "tree_grow", "kv_commit", "kv_commit_scratch"):
         call = make_sample(name, SMALL, device=HERE)
         held = [each for each in call.arguments if is_dataclass(each) or isinstance(each, CacheTable)]
@@ -161,7 +161,7 @@ def test_a_kernel_without_the_guard_is_caught(gpu: simulated_gpu.Gpu, monkeypatc
     call = make_sample("tree_plan", SMALL, device=HERE)
     with monkeypatch.context() as patch:
         patch.delattr(DeviceKernel, "run")
-        with pytest.raises(simulated_gpu.LaunchError, match=r"lies on cuda:1; the launch goes to cuda:0"):
+        with pytest.raises(simulated_gpu.LaunchError, match=r"is on cuda:1; the launch goes to cuda:0"):
             OPS["tree_plan"](*call.arguments)
     check(gpu, lambda: OPS["tree_plan"](*call.arguments))
 

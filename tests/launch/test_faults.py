@@ -62,9 +62,9 @@ def test_more_threads_than_a_block_has_are_seen(gpu: simulated_gpu.Gpu) -> None:
 
 
 def test_tensors_of_the_cpu_and_of_another_device_are_seen(gpu: simulated_gpu.Gpu) -> None:
-    with pytest.raises(LaunchError, match="out lies on the CPU"):
+    with pytest.raises(LaunchError, match="out is on the CPU"):
         launch(triton.jit(planted), out=torch.empty(64, dtype=torch.int32))
-    with pytest.raises(LaunchError, match="out lies on cuda:1; the launch goes to cuda:0"):
+    with pytest.raises(LaunchError, match="out is on cuda:1; the launch goes to cuda:0"):
         launch(triton.jit(planted), out=torch.empty(64, dtype=torch.int32, device="cuda:1"))
 
 

@@ -1,4 +1,4 @@
-"""Every operator with a Triton backend on a stand-in GPU: all samples, options, vocabularies and row counts."""
+"""Every operator with a Triton backend on a simulated GPU: all samples, options, vocabularies and row counts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_vocabularies_that_16_does_not_divide_launch(gpu: simulated_gpu.Gpu, op:
 
 @pytest.mark.parametrize("op", [op for op in TRITON if "thresholds" not in op])
 def test_any_number_of_rows_launches_the_same_kernels(gpu: simulated_gpu.Gpu, op: str) -> None:
-    """After one small and one large batch nothing is compiled, whatever batches hold."""
+    """After one small and one large batch nothing is compiled for any batch."""
     shape = replace(SMALL, dtype=torch.bfloat16 if torch.bfloat16 in SAMPLES[op].dtypes else torch.float32, vocab=1000)
     nodes = (4, 5) if "nodes" in SAMPLES[op].names else (4,)
     for rows in (2, 64):

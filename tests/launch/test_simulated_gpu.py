@@ -1,4 +1,4 @@
-"""The stand-in keeps CUDA's rules: devices, streams, memory of the host, captures and replays."""
+"""Simulated GPUs keep CUDA's rules for devices, streams, host memory, captures and replays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_outside_of_the_block_nothing_is_left() -> None:
     assert (torch.cuda.is_available(), torch.cuda.Stream, torch.cuda.graphs.graph.default_capture_stream) == before
     with pytest.raises(RuntimeError, match="outside of its block"):
         tensor + 1
-    with simulated_gpu.gpu(), pytest.raises(RuntimeError, match="one is in place already"):
+    with simulated_gpu.gpu(), pytest.raises(RuntimeError, match="a GPU is simulated already"):
         with simulated_gpu.gpu():
             pass
 

@@ -1,4 +1,4 @@
-"""Whole engine steps on a stand-in GPU, with every drafter that takes part in captured steps.
+"""Whole engine steps on a simulated GPU, with every drafter that takes part in captured steps.
 
 Texts are those of the CPU, a captured step reads nothing, and the numbers of launches are recorded in
 `launches_per_step.json`. `SPECDEC_RECORD=1` writes that file anew.

@@ -4,7 +4,7 @@
 loads cubins and annotates, packs and launches arguments. The library reads from each cubin what a driver reads:
 architecture, registers, required block, number and sizes of parameters. Shown for every launch: kernel, device, stream,
 grid, block, shared memory and the bytes of each parameter. Not shown are the machine code, the checks of a real driver
-beyond these, and whether an address lies in memory of the device: the stand-in of the GPU checks that.
+beyond these, and whether an address lies in memory of the device: the simulated GPU checks that.
 """
 
 from __future__ import annotations

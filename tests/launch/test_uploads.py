@@ -1,4 +1,4 @@
-"""Numbers of the host reach a stand-in GPU by pinned copies, which wait for nothing; nor are they copied twice."""
+"""Host numbers reach a simulated GPU by pinned copies, without a wait, and are copied once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specdec_kernels.testing.samples_attention import Sizes
 
 pytestmark = [
     pytest.mark.aot,
-    pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # of the answers, which the CPU gives
+    pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # results are computed on the CPU
 ]
 ROWS, LENGTH = 3, 64
 

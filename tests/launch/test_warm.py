@@ -1,4 +1,4 @@
-"""`Engine.warm`: afterwards nothing is compiled and nothing captured, and nobody can tell that it ran."""
+"""`Engine.warm`: afterwards steps compile and capture nothing, and the engine equals a fresh one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAIRS = [(rows, drafted) for rows in range(1, ROWS + 1) for drafted in range(DRA
 
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> None:
-    """Shapes that stand-ins before have met, with plans that were made there."""
+    """Shapes that earlier simulated GPUs have met, with plans that were made there."""
     chain_layout._remembered_layout.cache_clear()
 
 
@@ -79,10 +79,10 @@ def test_warm_between_steps_of_requests_changes_nothing(tmp_path: Path) -> None:
                 made.warm([(1, 4), (3, 4)])
                 assert [handle.tokens[: len(before)] for handle, before in zip(handles, tokens)] == tokens
             handles.append(made.submit(models.prompt(7), params[2]))
-            told = set()
+            returned = set()
             while not made.idle:
-                told |= {handle.request_id for handle in made.step()}
-            assert told == {0, 1, 2} and target.cache.pages.num_used == 0
+                returned |= {handle.request_id for handle in made.step()}
+            assert returned == {0, 1, 2} and target.cache.pages.num_used == 0
             stats = made.stats.as_dict()
             found.append([[handle.tokens for handle in handles], stats["new_tokens"], stats["faults"]])
     assert found[0] == found[1]

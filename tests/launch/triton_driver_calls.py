@@ -77,7 +77,7 @@ def differences(
     """Returns what a launch on the library has that is not what the call asks for, or "".
 
     Args:
-        gpu: The stand-in, whose last launch is that of the call.
+        gpu: The simulated GPU, whose last launch is that of the call.
         line: The launch as the library wrote it down.
         function: The kernel as Python knows it.
         args: Arguments of the call, tensors first.
@@ -106,7 +106,7 @@ def differences(
 
 @contextmanager
 def launching(folder: Path, architecture: str) -> Iterator[tuple[simulated_gpu.Gpu, Any, list[str]]]:
-    """Two stand-in GPUs with Triton's driver on the library. Yields: them, the library and the launches, one a line."""
+    """Two simulated GPUs with Triton's driver on the library. Yields them, the library and one line per launch."""
     from triton.backends.nvidia.driver import CudaDriver
 
     library: Any = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)  # found by its name from now on
@@ -142,7 +142,7 @@ def planted(out, first, second, SIZE: tl.constexpr):  # type: ignore[no-untyped-
     tl.store(out + tl.arange(0, SIZE), first - second)
 
 
-def told(call: Callable[[], Any]) -> str:
+def error_of(call: Callable[[], Any]) -> str:
     """Returns the error of a call, or "nothing"."""
     try:
         call()
@@ -168,26 +168,26 @@ def faults(library: Any) -> dict[str, str]:
             *rest, first, second, size = args
             return super().__call__(*rest, second, first, size)
 
-    found = {"none": told(launch)}
+    found = {"none": error_of(launch)}
     kernel = launch()
     block = kernel.packed_metadata
-    found["a float for an int"] = told(lambda: kernel[(1, 1, 1)](out, 2.5, 3, 64))
+    found["a float for an int"] = error_of(lambda: kernel[(1, 1, 1)](out, 2.5, 3, 64))
     with patch.object(active, "launcher_cls", Swapped):
-        found["arguments in another order"] = told(launch)
+        found["arguments in another order"] = error_of(launch)
     with patch.object(kernel, "packed_metadata", (2 * block[0], *block[1:])):
-        found["more warps than compiled for"] = told(lambda: kernel[(1, 1, 1)](out, 5, 3, 64))
+        found["more warps than compiled for"] = error_of(lambda: kernel[(1, 1, 1)](out, 5, 3, 64))
     with patch.object(kernel, "packed_metadata", (*block[:2], 50_000)):
-        found["more shared memory than asked for"] = told(lambda: kernel[(1, 1, 1)](out, 5, 3, 64))
+        found["more shared memory than asked for"] = error_of(lambda: kernel[(1, 1, 1)](out, 5, 3, 64))
     other = torch.cuda.Stream("cuda:1")
     library.simulated_gpu_stream(ctypes.c_void_p(other.cuda_stream), 1)
     with patch.object(active, "get_current_stream", lambda device: other.cuda_stream):
-        found["the stream of another device"] = told(launch)
+        found["the stream of another device"] = error_of(launch)
     with torch.cuda.device(1):
-        found["a kernel of another device"] = told(lambda: kernel[(1, 1, 1)](out, 5, 3, 64))
+        found["a kernel of another device"] = error_of(lambda: kernel[(1, 1, 1)](out, 5, 3, 64))
     little = {**active.utils.get_device_properties(0), "max_shared_mem": 100}
     call = make_sample("distribution_stats", SIZES, "cuda:1")
     with patch.object(active.utils, "get_device_properties", lambda device: little):
-        found["less shared memory than the kernel takes"] = told(lambda: OPS["distribution_stats"](*call.arguments))
+        found["less shared memory than the kernel takes"] = error_of(lambda: OPS["distribution_stats"](*call.arguments))
     return found
 
 

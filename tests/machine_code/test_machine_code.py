@@ -1,7 +1,7 @@
-"""Every Triton kernel as machine code for GPUs that need not be here, held to recorded ceilings: `make lane-compile`.
+"""Machine code of every Triton kernel, compiled without a GPU, against recorded ceilings: `make lane-compile`.
 
-In a usual run the pairs of variant and architecture that are marked `everyday`, at most 40; with SPECDEC_KERNELS_FULL=1
-(`make kernels-full`) every variant for every architecture.
+A usual run compiles pairs of variant and architecture marked `everyday`, at most 40. With SPECDEC_KERNELS_FULL=1
+(`make kernels-full`) it compiles every variant for every architecture.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAIRS = [(variant, each) for variant in VARIANTS for each in variant.architectur
 
 @pytest.fixture(autouse=True, scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compiled kernels of earlier runs say nothing about this compiler."""
+    """Compiled kernels of earlier runs are not results of this compiler."""
     import triton
 
     triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
@@ -57,7 +57,7 @@ def test_everyday_variants_are_few_and_cover_every_kernel_on_hopper() -> None:
 
 
 def test_kv_slots_writes_a_length_after_all_warps_have_read_it() -> None:
-    """The last store of a program is to memory that each of its warps has read: a barrier lies between."""
+    """The last store of a program is to memory that each of its warps has read, so a barrier must come between."""
     (variant,) = (each for each in VARIANTS if each.name == "kv_slots/page 16")
     code = machine_code.compile_variant(variant, "sm_90").asm["ptx"]
     before = code[: code.rindex("st.global")]
@@ -66,7 +66,7 @@ def test_kv_slots_writes_a_length_after_all_warps_have_read_it() -> None:
 
 @pytest.mark.parametrize("kernel", ["scan_blocks", "join_blocks"])
 def test_inverse_temperatures_are_rounded_as_the_references_round_them(kernel: str) -> None:
-    """`/` of float32 becomes an approximate division."""
+    """`/` in float32 would be an approximate division."""
     (variant,) = (
         each for each in VARIANTS if each.kernel == f"distribution_stats.triton_kernel:{kernel}" and each.everyday
     )
@@ -109,7 +109,7 @@ GOOD = Cost(registers=100, stack=0, spills=0, shared=4096, wgmma=8, mma=0, wide_
         ({"shared": 5000}, "shared"),
         ({"spills": 1}, "spills"),
         ({"stack": 8}, "stack"),
-        ({"wgmma": 0, "mma": 8}, "wgmma 0; expected 7 to 9, for 8 were recorded"),
+        ({"wgmma": 0, "mma": 8}, "wgmma 0; expected 7 to 9, since 8 were recorded"),
         ({"mma": 2}, "mma 2; expected 0 to 1"),
         ({"wide_loads": 0}, "wide_loads"),
         ({"narrow_loads": 99}, "narrow_loads"),
@@ -125,19 +125,19 @@ def test_growth_is_a_breach(change: dict[str, int], word: str) -> None:
 @pytest.mark.parametrize(
     ("recorded", "allowed"), [(0, (0, 1)), (1, (1, 2)), (2, (1, 3)), (8, (7, 9)), (40, (36, 44)), (41, (36, 46))]
 )
-def test_counts_of_instructions_are_held_both_ways(name: str, recorded: int, allowed: tuple[int, int]) -> None:
-    """Within a tenth, one at least; the last one must stay."""
+def test_counts_of_instructions_have_upper_and_lower_limits(name: str, recorded: int, allowed: tuple[int, int]) -> None:
+    """Within a tenth, at least one; the last instruction must stay."""
     ceiling = asdict(replace(GOOD, **{name: recorded}))
     for got in range(60):
         found = breaches(replace(GOOD, **{name: got}), ceiling, "sm_90")
         assert bool(found) == (not allowed[0] <= got <= allowed[1]), (got, found)
 
 
-def test_a_pipeline_that_is_gone_is_a_breach() -> None:
-    """Where the page ids of a tile are not loaded one tile ahead, for example, the compiler fetches less ahead."""
+def test_a_lost_pipeline_is_a_breach() -> None:
+    """For example, if the page ids of a tile are not loaded one tile ahead, the compiler prefetches less."""
     piped = replace(GOOD, shared=90_000)
     assert breaches(replace(piped, shared=60_000), asdict(piped), "sm_90") == []
-    assert "less is fetched ahead" in breaches(replace(piped, shared=59_999), asdict(piped), "sm_90")[0]
+    assert "fewer tiles are prefetched" in breaches(replace(piped, shared=59_999), asdict(piped), "sm_90")[0]
     assert breaches(replace(GOOD, shared=16), asdict(GOOD), "sm_90") == []
 
 

@@ -26,7 +26,7 @@ import worked_example
 from torch import Tensor
 
 BLOCK_M = 16
-"""Nodes of a program; 16 is the least that a matrix instruction takes."""
+"""Nodes of a program. Matrix instructions need at least 16."""
 BLOCK_N = 64
 """Keys of a tile."""
 
@@ -34,7 +34,7 @@ BLOCK_N = 64
 # --8<-- [start:visible]
 @triton.jit
 def is_visible(ancestors_ptr, node, in_block, key_node, count, words_per_node):
-    """Whether nodes see keys, [BLOCK_M, BLOCK_N]. key_node is negative for committed keys."""
+    """Returns whether nodes see keys, [BLOCK_M, BLOCK_N]. key_node is negative for committed keys."""
     is_node = (key_node >= 0) & (key_node < count)
     word_index = node[:, None] * words_per_node + (key_node // 32)[None, :]
     mask = in_block[:, None] & is_node[None, :]
@@ -48,7 +48,7 @@ def is_visible(ancestors_ptr, node, in_block, key_node, count, words_per_node):
 
 @triton.jit
 def load_rows(row_ptrs, exists, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows of WIDTH numbers as a tile [rows, BLOCK_D]; zeros where a row does not exist and beyond WIDTH."""
+    """Loads rows of WIDTH numbers as a tile [rows, BLOCK_D], with zeros for missing rows and beyond WIDTH."""
     dim = tl.arange(0, BLOCK_D)
     return tl.load(row_ptrs[:, None] + dim[None, :], mask=exists[:, None] & (dim < WIDTH)[None, :], other=0.0)
 
@@ -59,7 +59,7 @@ def attend_slots(
     scale, k_page_stride, k_slot_stride, v_page_stride, v_slot_stride, words_per_node,
     PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Running numbers of a block of queries [BLOCK_M, BLOCK_D] over slots first_slot .. last_slot - 1 of a request."""
+    """Returns the running numbers of queries [BLOCK_M, BLOCK_D] over slots first_slot .. last_slot - 1 of a request."""
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     running_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -130,7 +130,7 @@ def tree_attention_kernel(
 
 
 def blocks_of(offsets: Tensor, block_m: int = BLOCK_M) -> int:
-    """Blocks of the request with most nodes. The host waits for the device here; the shipped kernel never does."""
+    """Returns the blocks of the largest request. The host waits for the device, unlike in the shipped kernel."""
     return triton.cdiv(int(offsets.diff().max()), block_m)
 
 

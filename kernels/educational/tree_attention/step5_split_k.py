@@ -1,9 +1,8 @@
 """Step 5: split-K, so that a few long requests fill the GPU.
 
-A decoding step has few programs in step 4: one per 16 nodes and head, and each of them walks over all keys of its
-request. Here PIECES programs share that walk. A piece writes the mean of the values that it saw and the logarithm of
-its sum of weights; a second kernel joins the pieces of a node. The mathematics of joining is that of the online
-softmax, with pieces in place of tiles.
+A decoding step has few programs in step 4: one per 16 nodes and head. Each of them loops over all keys of its request.
+Here PIECES programs share that loop. A piece writes the mean of its values and the logarithm of its sum of weights. A
+second kernel joins the pieces of a node by the formula of the online softmax, with pieces in place of tiles.
 
 Shapes: as in step 4, and
     part [PIECES, M, H, D] float32, means      part_lse [PIECES, M, H] float32, log of the sums; -inf: no key seen
@@ -24,14 +23,14 @@ from step4_triton import BLOCK_M, BLOCK_N, attend_slots, blocks_of, load_rows
 from torch import Tensor
 
 PROCESSORS = 132
-"""Multiprocessors to fill: those of an H100."""
+"""Multiprocessors of an H100."""
 MOST_PIECES = 32
 
 
 # --8<-- [start:piece]
 @triton.jit
 def slots_of_piece(piece, keys, PIECES: tl.constexpr, BLOCK_N: tl.constexpr):
-    """First slot of a piece, and the one behind its last. The last pieces may be empty."""
+    """Returns first slot and end of a piece. The last pieces may be empty."""
     tiles = tl.cdiv(tl.cdiv(keys, BLOCK_N), PIECES)
     first_slot = piece * tiles * BLOCK_N
     return first_slot, tl.minimum(first_slot + tiles * BLOCK_N, keys)
@@ -91,7 +90,7 @@ def combine_kernel(
 ):  # fmt: skip
     """Joins the pieces of one node and head. Grid (M, H)."""
     node, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if node >= tl.load(offsets_ptr + num_requests):  # behind the last request: no pieces
+    if node >= tl.load(offsets_ptr + num_requests):  # after the last request: no pieces
         return
     piece, dim = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_D)
     row = (piece.to(tl.int64) * num_nodes + node) * HEADS + head

@@ -1,9 +1,9 @@
-"""Triton kernels as machine code for GPUs that need not be present: what they cost, and ceilings they must keep.
+"""Machine code of Triton kernels, compiled without a GPU: its cost, and the ceilings that it must keep.
 
 Every operator with a Triton kernel lists its `Variant`s in its `launch.py`; `variants()` finds them. `measure` compiles
-one with Triton's own compiler and reads registers, spills, shared memory and instructions out of the result with the
-tools inside the triton wheel. `ceilings.json` beside this file holds what was measured once, with one section for each
-minor version of Triton; `breaches` compares.
+a variant with Triton's compiler. The tools of the triton wheel then report registers, spills, shared memory and
+instructions. `ceilings.json` beside this file has one section of recorded costs for each minor version of Triton, and
+`breaches` compares with them.
 """
 
 from __future__ import annotations
@@ -28,23 +28,31 @@ from ..triton_shared.aot_config import Variant
 _OPS = Path(__file__).parents[1] / "ops"
 CEILINGS = Path(__file__).with_name("ceilings.json")
 Ceilings = dict[str, dict[str, dict[str, int]]]
-"""Variant -> architecture -> number."""
+"""Costs by variant, architecture and name of the number."""
 SLACK = 1.1
 """Registers, shared memory and narrow loads may grow by a tenth: versions of compilers differ."""
-COUNTS = 0.1
-"""By so much, and one at least, matrix instructions and wide loads may be fewer or more: another number is another
-kernel. Where there were some, one has to stay."""
-FETCHED_AHEAD = 16384
-"""Bytes of shared memory from which on it holds tiles that are fetched ahead; much less is a pipeline that is gone."""
+COUNT_TOLERANCE = 0.1
+"""Relative change of the numbers of matrix instructions and wide loads that is accepted; a change by one always is.
+
+A larger change means another kernel. At least one instruction of a recorded kind must remain.
+"""
+PIPELINE_BYTES = 16384
+"""A kernel with at least these bytes of shared memory prefetches tiles. Much less means that its pipeline is gone."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a compiled kernel uses.
+    """Resources of a compiled kernel. Instruction counts are those of the code, not of its execution.
 
-    registers: per thread; stack: bytes per thread; spills: loads and stores of local memory; shared: bytes per block;
-    wgmma, mma: warp-group (and Blackwell) and warp-level matrix instructions; wide_loads, narrow_loads: global loads of
-    16 bytes per thread, and of fewer. Instructions are counted in the code, not as often as they run.
+    Attributes:
+        registers: Registers per thread.
+        stack: Stack bytes per thread.
+        spills: Loads and stores of local memory.
+        shared: Bytes of shared memory per block.
+        wgmma: Matrix instructions of warp groups (and of Blackwell).
+        mma: Matrix instructions of warps.
+        wide_loads: Global loads of 16 bytes per thread.
+        narrow_loads: Global loads of fewer bytes per thread.
     """
 
     registers: int
@@ -58,7 +66,7 @@ class Cost:
 
 
 def unavailable_reason() -> str | None:
-    """None, or why nothing can be compiled here."""
+    """Returns why nothing can be compiled here, or None."""
     if find_spec("triton") is None:
         return f"triton is not installed; {install_hint('gpu')}"
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -67,19 +75,32 @@ def unavailable_reason() -> str | None:
 
 
 def variants() -> list[Variant]:
-    """Variants of all operators, by operator. Raises: ValueError for two of one name."""
+    """Returns the variants of all operators, in order of the operators. Raises ValueError for duplicate names."""
     found: list[Variant] = []
     for place in sorted(_OPS.glob("*/launch.py")):
         found += getattr(import_module(f"specdec_kernels.ops.{place.parent.name}.launch"), "VARIANTS", [])
     names = [variant.name for variant in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"machine_code: variants named twice: {', '.join(twice)}; give each a name of its own")
+        raise ValueError(
+            f"machine_code: got variants with equal names: {', '.join(twice)}; expected unique names; rename them"
+        )
     return found
 
 
 def compile_variant(variant: Variant, architecture: str) -> Any:
-    """Triton's compiled kernel; no GPU and no driver are needed. Raises: ValueError for a variant that does not fit."""
+    """Compiles a variant with Triton. No GPU and no driver are needed.
+
+    Args:
+        variant: Kernel and launch configuration.
+        architecture: Target architecture, such as "sm_90".
+
+    Returns:
+        Triton's compiled kernel.
+
+    Raises:
+        ValueError: If the arguments of the variant are not those of the kernel.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler import compile as compile_source
@@ -125,7 +146,7 @@ def _run(*command: str) -> str:
 
 
 def measure(variant: Variant, architecture: str) -> Cost:
-    """Compiles a variant for an architecture ("sm_90") and reads what it uses."""
+    """Compiles a variant for an architecture such as "sm_90", and returns its resources."""
     compiled = compile_variant(variant, architecture)
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
@@ -154,8 +175,15 @@ def measure(variant: Variant, architecture: str) -> Cost:
 
 
 def breaches(cost: Cost, ceiling: Mapping[str, int] | None, architecture: str) -> list[str]:
-    """One line per number of `cost` that is worse than its ceiling, and per count of instructions that is another; no
-    ceiling at all is a breach too.
+    """Compares the cost of a kernel with its ceiling.
+
+    Args:
+        cost: Resources of the kernel.
+        ceiling: Recorded resources; None is a breach.
+        architecture: Architecture of the kernel.
+
+    Returns:
+        One line for every number above its ceiling and for every changed count of instructions.
     """
     found = []
     if architecture == "sm_90" and cost.spills and not (ceiling or {}).get("spills"):
@@ -167,38 +195,43 @@ def breaches(cost: Cost, ceiling: Mapping[str, int] | None, architecture: str) -
         allowed = int(most * SLACK) if name in ("registers", "shared", "narrow_loads") else most
         if got > allowed:
             found.append(f"{name} {got}; expected at most {allowed}")
-    if ceiling["shared"] >= FETCHED_AHEAD and 3 * cost.shared < 2 * ceiling["shared"]:
-        found.append(f"shared {cost.shared}; expected two thirds of {ceiling['shared']} or more: less is fetched ahead")
+    if ceiling["shared"] >= PIPELINE_BYTES and 3 * cost.shared < 2 * ceiling["shared"]:
+        found.append(
+            f"shared {cost.shared}; expected two thirds of {ceiling['shared']} or more: fewer tiles are prefetched"
+        )
     for name in ("wgmma", "mma", "wide_loads"):
         got, known = getattr(cost, name), ceiling[name]
-        room = max(1, ceil(known * COUNTS))
-        least, most = max(min(known, 1), known - room), known + room
+        change = max(1, ceil(known * COUNT_TOLERANCE))
+        least, most = max(min(known, 1), known - change), known + change
         if not least <= got <= most:
-            found.append(f"{name} {got}; expected {least} to {most}, for {known} were recorded")
+            found.append(f"{name} {got}; expected {least} to {most}, since {known} were recorded")
     return found
 
 
 def version() -> str:
-    """Minor version of the Triton that is installed, such as "3.9"."""
+    """Returns the minor version of the installed Triton, such as "3.9"."""
     import triton
 
     return ".".join(triton.__version__.split(".")[:2])
 
 
 def recorded() -> dict[str, Ceilings]:
-    """All that is recorded, by minor version of Triton."""
+    """Returns all recorded costs, by minor version of Triton."""
     return json.loads(CEILINGS.read_text(encoding="utf-8")) if CEILINGS.exists() else {}
 
 
 def ceilings() -> Ceilings:
-    """Recorded costs of the Triton that is installed; empty if none were recorded with it."""
+    """Returns the costs recorded with the installed Triton; empty if there are none."""
     return recorded().get(version(), {})
 
 
 def record(costs: Mapping[str, Mapping[str, Cost]]) -> None:
-    """Writes costs to `ceilings.json` under the Triton that is installed; all other numbers stay.
+    """Writes costs to the section of the installed Triton in `ceilings.json`; other numbers stay.
 
-    Variants that are gone, and architectures that a variant no longer exists for, are left out.
+    Removed variants and architectures are dropped.
+
+    Args:
+        costs: Costs by variant and architecture.
     """
     known = {variant.name: variant.architectures for variant in variants()}
     sections = {version(): {}, **recorded()}
@@ -207,15 +240,15 @@ def record(costs: Mapping[str, Mapping[str, Cost]]) -> None:
         mine.update({architecture: asdict(cost) for architecture, cost in found.items()})
 
     def written(found: Mapping[str, Any], depth: int) -> str:
-        """An object with one line per cost."""
+        """Returns the JSON text of a section, with one line per cost."""
         if depth == 3:
             return json.dumps(found)
         inside = ",\n".join(f"{'  ' * depth}  {json.dumps(key)}: {written(x, depth + 1)}" for key, x in found.items())
         return f"{{\n{inside}\n{'  ' * depth}}}"
 
     def kept(section: Ceilings) -> Ceilings:
-        chosen = {name: section[name].items() for name in sorted(section) if name in known}
-        return {name: {a: cost for a, cost in sorted(have) if a in known[name]} for name, have in chosen.items()}
+        current = {name: section[name].items() for name in sorted(section) if name in known}
+        return {name: {a: cost for a, cost in sorted(have) if a in known[name]} for name, have in current.items()}
 
     newest_first = sorted(sections, key=lambda each: [int(part) for part in each.split(".")], reverse=True)
     whole = {each: kept(sections[each]) for each in newest_first}

@@ -1,8 +1,8 @@
-"""Times of operators on one device, beside what the device can do at all: copy, read and multiply, in the same run.
+"""Times of operators on one device, beside the device's copy, read and multiplication rates from the same run.
 
-A call runs over and over on copies of its tensors that together exceed the last cache four times (see `copies`), so
-that the cache does not flatter; where that cannot be, `Timing.cached` says so. On a GPU a captured graph holds these
-calls, so that the host does not slow them down, and the tensors are made on the device.
+A call runs repeatedly on copies of its tensors. Together the copies are four times as large as the last-level cache
+(see `copies`), so data come from memory. If that is impossible, `Timing.cached` is True. On a GPU the calls run in a
+captured graph without host overhead, and their tensors are allocated on the device.
 """
 
 from __future__ import annotations
@@ -27,25 +27,30 @@ from ..graph_capture import capture
 from ..testing.agreement import SAMPLES, make_timed_sample, map_tensors, tensors_in
 from ..testing.samples_attention import Call, Sizes, size_of
 
-MOST_COPIES, MOST_HELD, MOST_HELD_CPU = 1024, 16 << 30, 384 << 20
-"""Of the tensors of a call, and bytes of all copies together, on a GPU and on a CPU."""
+MAX_COPIES, MAX_BYTES_GPU, MAX_BYTES_CPU = 1024, 16 << 30, 384 << 20
+"""Most copies of a call's tensors, and most bytes of all copies together, on a GPU and on a CPU."""
 CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 ROUNDS = 50
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of a call; rates count what it must read, write and multiply at least.
+    """Time of a call. Rates count the bytes and multiplications that the call needs at least.
 
     Attributes:
-        op, backend, sizes: What was called.
-        microseconds: Median over the rounds, None where there is no time.
-        p10, p90: Microseconds that a tenth of the rounds were below, and above.
-        gigabytes_per_s, teraflops_per_s: Rates of the median.
-        bytes, products: What the call must move and multiply at least.
-        share: Of the device's measured copy rate, or of its rate of multiplication where that is the nearer limit.
+        op: Name of the operator.
+        backend: Name of the backend or peer.
+        sizes: Sizes of the sample, as text.
+        microseconds: Median over the rounds; None if there is no time.
+        gigabytes_per_s: Memory rate at the median.
+        teraflops_per_s: Arithmetic rate at the median; None without multiplications.
+        share: Fraction of the device's measured copy rate or multiplication rate, whichever is larger.
         reason: Why there is no time.
-        cached: The data lay in the last cache, so that the share may be more than all.
+        cached: Whether the data fit in the last-level cache, so that `share` may exceed 1.
+        p10: 10th percentile over the rounds, in microseconds.
+        p90: 90th percentile over the rounds, in microseconds.
+        bytes: Bytes that the call must read and write at least.
+        products: Multiplications that the call needs at least.
     """
 
     op: str
@@ -65,7 +70,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Spread:
-    """Seconds of a call over the rounds: the median, and what a tenth of the rounds were below and above."""
+    """Seconds of a call over the rounds: median, 10th and 90th percentile."""
 
     median: float
     p10: float
@@ -80,7 +85,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device did in this run: GB/s of a copy (read and write) and of a reading sum, TFLOP/s of a product."""
+    """Rates of the device in this run: GB/s of a copy (read and write) and of a sum, TFLOP/s of a matrix product."""
 
     copy: float
     read: float
@@ -88,11 +93,21 @@ class Ceilings:
 
 
 Peers = Callable[[str, torch.device, int, tuple[Sizes, ...]], Iterator[Timing]]
-"""(op, device, rounds, shapes): times of what others do for that operator's calls."""
+"""Function of (op, device, rounds, shapes) that yields times of other implementations of that operator's calls."""
 
 
 def find_peers(module: str) -> Peers:
-    """`peers` of that module; the working folder is looked in too, as with `python -m`. Raises: ValueError."""
+    """Imports the function `peers` of a module. As with `python -m`, the working folder is searched too.
+
+    Args:
+        module: Name of the module.
+
+    Returns:
+        The function.
+
+    Raises:
+        ValueError: If the module cannot be imported or has no such function.
+    """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -109,7 +124,7 @@ def _call_all(calls: Sequence[Callable[[], Any]]) -> None:
 
 
 def graph_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = ROUNDS) -> dict[str, Spread]:
-    """Seconds per call of a captured graph of each side, which runs every one of its calls once; sides take turns."""
+    """Returns seconds per call. A captured graph per side runs each of its calls once; sides alternate."""
     device = torch.device("cuda", torch.cuda.current_device())
     replays = {name: capture(partial(_call_all, calls), device) for name, calls in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -126,7 +141,7 @@ def graph_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = 
 
 
 def host_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = ROUNDS) -> dict[str, Spread]:
-    """Seconds per call of each side, one call a round; sides take turns."""
+    """Returns seconds per call, one call per side and round; sides alternate."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(-1, rounds):
         for name, calls in sides.items():
@@ -138,7 +153,7 @@ def host_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = R
 
 
 def seconds_of(device: torch.device, calls: Sequence[Callable[[], Any]], rounds: int) -> Spread:
-    """Seconds per call on a device: of a captured graph on a GPU, by the host's clock elsewhere."""
+    """Returns seconds per call: of a captured graph on a GPU, by the host clock on other devices."""
     if device.type != "cuda":
         return host_times({"": calls}, rounds)[""]
     with torch.cuda.device(device):  # streams, events and graphs belong to it
@@ -146,7 +161,7 @@ def seconds_of(device: torch.device, calls: Sequence[Callable[[], Any]], rounds:
 
 
 def cache_size(device: torch.device) -> int:
-    """Bytes of the last cache: what a benchmark must not find its data in. 0 where nobody knows."""
+    """Returns the bytes of the last-level cache, or 0 if unknown. Benchmark data must not fit in it."""
     if device.type == "cpu":
         return _cpu_cache()
     if device.type != "cuda":
@@ -155,7 +170,7 @@ def cache_size(device: torch.device) -> int:
 
 
 def _cpu_cache() -> int:
-    """Bytes of the largest cache of the first core."""
+    """Returns the bytes of the largest cache of the first core."""
     found = [0]
     for path in CPU_CACHES.glob("index*/size"):  # "32768K"
         number, unit = path.read_text().strip()[:-1], path.read_text().strip()[-1:]
@@ -165,14 +180,18 @@ def _cpu_cache() -> int:
 
 
 def measure_ceilings(device: torch.device, rounds: int = 10, tiny: bool = False) -> Ceilings:
-    """Copy, read and matrix product of this device, now. On a CPU, which others use too, the best of the rounds.
+    """Measures the copy, read and multiplication rates of a device.
 
-    The numbers are random: zeros take less power, so that clocks stay higher, and may be compressed on the way.
+    The numbers are random. Zeros take less power, which keeps clocks higher, and memory may compress them. A CPU is
+    shared with other processes, so its best round counts.
 
     Args:
-        device: What is measured.
-        rounds: Timed rounds.
-        tiny: For rehearsals: on few numbers, whatever the device.
+        device: Device to measure.
+        rounds: Number of timed rounds.
+        tiny: Whether to use few numbers on any device, for rehearsals.
+
+    Returns:
+        The rates.
     """
     gpu = device.type == "cuda"
 
@@ -198,32 +217,41 @@ def measure_ceilings(device: torch.device, rounds: int = 10, tiny: bool = False)
 
 
 def describe(op: str, sizes: Sizes) -> str:
-    """The sizes an operator looks at, in words."""
+    """Returns the sizes that an operator depends on, as text."""
     each = {name: getattr(sizes, name) for name in SAMPLES[op].names}
     return " ".join(f"{name}={str(value).removeprefix('torch.')}" for name, value in each.items())
 
 
 def copies(op: str, sizes: Sizes, device: torch.device) -> list[Call]:
-    """Calls on tensors of their own that read and write at least four times the size of the last cache, as far as
-    MOST_COPIES (a call that touches so little is bound by its launches) and MOST_HELD allow. On a CPU copies that are
-    too few for that are not made.
+    """Makes calls on separate tensors that together access four times the size of the last-level cache.
+
+    MAX_COPIES and the largest number of bytes limit the calls. A call that needs more copies than MAX_COPIES is
+    limited by its launches. On a CPU there is one call if the limits permit too few.
+
+    Args:
+        op: Name of the operator.
+        sizes: Sizes of the sample.
+        device: Device of the tensors.
+
+    Returns:
+        One call or more.
     """
     with use_backend():
         first = make_timed_sample(device, op, sizes)
     held = max(1, size_of(*tensors_in((first.arguments, tuple(first.options.values())))))
     wanted = 4 * cache_size(device) // max(1, first.bytes) + 1
-    most = min(MOST_COPIES, max(1, (MOST_HELD if device.type == "cuda" else MOST_HELD_CPU) // held))
+    most = min(MAX_COPIES, max(1, (MAX_BYTES_GPU if device.type == "cuda" else MAX_BYTES_CPU) // held))
     count = min(wanted, most) if device.type == "cuda" or wanted <= most else 1
     return [first, *(map_tensors(first, torch.clone) for _ in range(count - 1))]
 
 
 def in_cache(calls: Sequence[Call], device: torch.device) -> bool:
-    """Whether these calls find their data in the last cache, so that a rate says nothing about memory."""
+    """Returns whether the data of these calls fit in the last-level cache, so rates do not show memory."""
     return len(calls) * calls[0].bytes < 4 * cache_size(device)
 
 
 def shapes_of(op: str, device: torch.device) -> tuple[Sizes, ...]:
-    """The shapes of an operator that are timed on a device."""
+    """Returns the shapes that are timed on a device."""
     return SAMPLES[op].gpu if device.type == "cuda" and SAMPLES[op].gpu else (Sizes(),)
 
 
@@ -235,9 +263,18 @@ def bench(
     ceilings: Ceilings | None = None,
     peers: Peers | None = None,
 ) -> Iterator[Timing]:
-    """Times of all backends of the operators, and of peers; sizes: what to time, else the shapes of `SAMPLES`.
+    """Times all backends of operators, and their peers, on the calls that an engine makes (see `Sample.timed`).
 
-    The calls are those that an engine makes: see `Sample.timed`.
+    Args:
+        ops: Names of the operators.
+        device: Device of the calls.
+        sizes: Sizes of the calls; by default the shapes of `SAMPLES`.
+        rounds: Number of timed rounds.
+        ceilings: Rates of the device; measured by default.
+        peers: Times other implementations; see `find_peers`.
+
+    Yields:
+        One `Timing` per operator, shape and backend or peer.
     """
     limit = ceilings or measure_ceilings(device)
     for op in ops:
@@ -246,31 +283,32 @@ def bench(
             for backend in OPS[op].backends:
                 yield _time_backend(op, backend.name, shape, device, calls, rounds, limit)
             if peers is not None:
-                del calls  # peers make their own
+                del calls  # peers make their own calls
                 yield from peers(op, device, rounds, (shape,))
 
 
 def _time_backend(
     op: str, backend: str, sizes: Sizes, device: torch.device, calls: list[Call], rounds: int, limit: Ceilings
 ) -> Timing:
+    """Times one backend on one shape, or says why there is no time."""
     words = describe(op, sizes)
     with use_backend(backend):
         rows = OPS[op].explain(*calls[0].arguments, **calls[0].options)
         reason = next(row.reason for row in rows if row.backend == backend)
         if reason is None and backend == REFERENCE and device.type == "cuda":
-            reason = "the reference asks the device for numbers: no graph"
+            reason = "the reference reads values of the device, so no graph can capture it"
         if (
             reason is None
             and op in ("recursive_rejection_thresholds", "traversal_thresholds")
             and device.type == "cuda"
         ):
-            reason = "for inspection: it asks the device how deep the trees are, so no graph"
+            reason = "for inspection only; it reads the depth of the trees from the device, so no graph can capture it"
         if reason is not None:
             return Timing(op, backend, words, None, reason=reason)
         run = [call.repeatable(OPS[op]) for call in calls]
         try:
             spread = seconds_of(device, run, rounds)
-        except Exception as error:  # one kernel that fails leaves the others their times
+        except Exception as error:  # reported; the other kernels are still timed
             first = next(iter(str(error).splitlines()), "")
             return Timing(op, backend, words, None, reason=f"{type(error).__name__}: {first}")
     return make_timing(op, backend, words, calls, spread, limit, device)
@@ -285,7 +323,7 @@ def make_timing(
     limit: Ceilings | None,
     device: torch.device,
 ) -> Timing:
-    """A `Timing` of these calls, with rates and, where the limit is known, the share of it."""
+    """Returns the `Timing` of these calls, with rates and, if the limit is known, the share of it."""
     rate, flops = calls[0].bytes / spread.median / 1e9, calls[0].products * 2 / spread.median / 1e12
     return Timing(
         op,

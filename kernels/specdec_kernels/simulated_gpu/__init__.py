@@ -1,26 +1,27 @@
-"""A stand-in for GPUs: programs run as on a CUDA device, without one.
+"""Simulated GPUs: programs run as on a CUDA device, without one.
 
-Inside `gpu(...)` the API of `torch.cuda` answers, tensors lie on "cuda:0", "cuda:1", ..., and Triton's active driver is
-a stand-in. Each part does what the real one does between a Python call and the machine code:
+Inside `gpu(...)`, `torch.cuda` and Triton's driver are simulated, and tensors have devices "cuda:0", "cuda:1" and so
+on. Each part reproduces what happens between a Python call and the machine code:
 
-- Tensors (`tensors.py`, `methods.py`) carry a CUDA device and keep their numbers on the CPU. Reads of the host and
-  uploads from pageable memory are recorded. Operators that mix devices raise, as on a GPU.
+- Tensors (`tensors.py`, `methods.py`) carry a CUDA device and keep their numbers on the CPU. Host reads and uploads
+  from pageable memory are recorded. Operators that mix devices raise, as on a GPU.
 - Streams, events, graphs and device properties (`runtime.py`) follow CUDA's rules. A captured graph replays the
-  operators that were recorded, on the same memory.
+  recorded operators on the same memory.
 - A Triton launch (`launches.py`) binds and specialises its arguments, checks the globals of the kernel and compiles it.
   Grid, block, shared memory, device and stream are checked. The kernel does not run.
-- The CPU backend of the operator then writes the true results (`launch_results.py`), so an engine generates its
-  true text.
+- The CPU backend of the operator then writes the true results (`launch_results.py`). So an engine generates the same
+  text as on a GPU.
 
-Values of kernels are tested in Triton's interpreter and resources in compiled code; the stand-in covers what lies
-between the call and the kernel. It is kinder than CUDA in these ways, so a fault of these kinds passes:
+Other tests cover the rest: Triton's interpreter checks the values of kernels, and compiled code shows their resources.
+The simulation is more lenient than CUDA and does not detect these faults:
 
-- Work is done at once. Reads without waiting for an event, and streams that do not wait for each other, give right
-  numbers.
-- A graph keeps the memory alive that it reads, and graphs that share a pool do not overwrite each other's results.
-- A capture does its work once. A program must change nothing when it is captured.
-- Only the results of operators of this package are true. Other kernels, and those between the launches of one operator,
+- All work is done at once. A read that does not wait for its event, or streams that do not wait for each other, give
+  right numbers.
+- A graph keeps the memory alive that it reads. Graphs that share a pool do not overwrite each other's results.
+- A capture runs its program once. A program must change nothing when it is captured.
+- Only operators of this package write true results. Other kernels, and those between the launches of one operator,
   write nothing.
+
 Tests: tests/launch/.
 """
 
@@ -37,46 +38,50 @@ __all__ = ["SHARED_MEMORY", "Gpu", "HostRead", "Launch", "LaunchError", "Upload"
 
 
 def unavailable_reason() -> str | None:
-    """Returns why there can be no stand-in here, or None."""
+    """Returns why no GPU can be simulated here, or None."""
     import torch
 
     from ..inspection import machine_code
 
     if hasattr(torch.cuda.CUDAGraph, "gpu"):
-        return "one is in place already: blocks do not nest"
+        return "a GPU is simulated already; blocks do not nest"
     if torch.cuda.is_available():
-        return "a CUDA device is present: the stand-in would hide it"
+        return "a CUDA device is present; the simulation would hide it"
     return machine_code.unavailable_reason()
 
 
 @contextmanager
 def gpu(
-    architecture: str = "sm_90", devices: int = 1, answers: bool = True, make_driver: Callable[[Gpu], Any] | None = None
+    architecture: str = "sm_90",
+    devices: int = 1,
+    true_results: bool = True,
+    make_driver: Callable[[Gpu], Any] | None = None,
 ) -> Iterator[Gpu]:
-    """Puts stand-in GPUs in place of CUDA devices for the duration of the block.
+    """Simulates CUDA devices for the duration of the block.
 
     Args:
-        architecture: What kernels are compiled for: "sm_80", "sm_86", "sm_89", "sm_90", "sm_100" or "sm_120".
+        architecture: Target of compiled kernels: "sm_80", "sm_86", "sm_89", "sm_90", "sm_100" or "sm_120".
         devices: Number of GPUs.
-        answers: Whether operators give their true results after a launch. Without, results are what the memory held.
-        make_driver: Makes a driver of Triton's that launches what was compiled. By default nothing is launched.
+        true_results: Whether the CPU backend writes an operator's true results after a launch. If not, results keep
+            the previous contents of their memory.
+        make_driver: Creates a Triton driver that launches compiled kernels. By default nothing is launched.
 
     Yields:
-        The record of what happened: launches, compiled kernels, host reads, uploads, torch operators, captures.
+        The record of launches, compiled kernels, host reads, uploads, torch operators and captures.
 
     Raises:
         ValueError: For an unknown architecture or no devices.
-        RuntimeError: If there can be no stand-in here (`unavailable_reason` says why), or one is in place already.
+        RuntimeError: If no GPU can be simulated here; see `unavailable_reason`.
     """
     from . import launch_results, launches, methods, runtime
 
     reason = unavailable_reason()
     if reason is not None:
-        raise RuntimeError(f"standin: {reason}")
+        raise RuntimeError(f"simulated_gpu: {reason}")
     made = Gpu(architecture, devices)
     with ExitStack() as stack:
         stack.enter_context(runtime.installed(made))
         stack.enter_context(launches.installed(made, make_driver))
-        stack.enter_context(launch_results.installed(made, answers))
-        stack.enter_context(methods.installed(made, launch_results.dispatched))
+        stack.enter_context(launch_results.installed(made, true_results))
+        stack.enter_context(methods.installed(made, launch_results.run_dispatched))
         yield made

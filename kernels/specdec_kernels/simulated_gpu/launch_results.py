@@ -1,4 +1,4 @@
-"""True results of launches that did not run: what the CPU backend of the operator says on the same numbers."""
+"""True results of simulated launches: the CPU backend of the operator computes them from the same numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .tensors import DeviceTensor, Operators, inner_of
 
 
 def on_host(value: Any) -> Any:
-    """Returns arguments with the CPU tensors of device tensors: same memory, other device."""
+    """Returns the arguments with device tensors replaced by their CPU tensors, which share the memory."""
     if isinstance(value, torch.Tensor):
         return inner_of(value)
     if isinstance(value, CacheTable):
@@ -44,71 +44,72 @@ def _table(value: CacheTable) -> CacheTable:
     return CacheTable([inner_of(each) for each in value])
 
 
-def fill(gpu: Gpu, found: Any, answer: Callable[[], Any]) -> None:
-    """Writes the answer into the results of a launch: now, and whenever the graph that it went into is replayed."""
-    places = [inner_of(each) for each in tensors_in(found)]
+def write_results(gpu: Gpu, results: Any, compute: Callable[[], Any]) -> None:
+    """Writes computed values to the results of a launch, now and at every replay of the graph that captures it."""
+    targets = [inner_of(each) for each in tensors_in(results)]
 
     def work() -> None:
-        for place, value in zip(places, tensors_in(answer()), strict=True):
-            if place.data_ptr() != value.data_ptr():
-                _write(place, value)
+        for target, value in zip(targets, tensors_in(compute()), strict=True):
+            if target.data_ptr() != value.data_ptr():
+                _write(target, value)
 
     gpu.do(gpu.current, work)
 
 
-def _write(place: torch.Tensor, value: torch.Tensor) -> None:
-    """Copies a result; one with fewer columns, as a reference may have, leaves zeros in the rest."""
-    if place.shape != value.shape:
-        place.zero_()
-        place = place[..., : value.shape[-1]]
-    place.copy_(value)
+def _write(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies a result. A reference may return fewer columns; the others become zero."""
+    if target.shape != value.shape:
+        target.zero_()
+        target = target[..., : value.shape[-1]]
+    target.copy_(value)
 
 
-def dispatched(mode: Operators, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operator under torch.ops.specdec, launched as the dispatcher's CUDA key launches it."""
+def run_dispatched(mode: Operators, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Runs an operator of torch.ops.specdec as the dispatcher's CUDA key does, and returns its true results."""
     inputs, options = on_host(args), on_host(kwargs)
     device = _device((args, kwargs))
     if device is None:
         return func(*args, **kwargs)
     with torch._C._EnableTorchFunction(), Methods(mode.gpu), mode, torch.cuda.device(device):
-        found = LAUNCHES[name](*args, **kwargs)
-        fill(mode.gpu, found, lambda: func(*inputs, **options))
-    return found
+        results = LAUNCHES[name](*args, **kwargs)
+        write_results(mode.gpu, results, lambda: func(*inputs, **options))
+    return results
 
 
 def _device(value: Any) -> torch.device | None:
     return next((each.device for each in tensors_in(value) if isinstance(each, DeviceTensor)), None)
 
 
-def answering(gpu: Gpu, op: Op, launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a launch whose results are true."""
+def with_true_results(gpu: Gpu, op: Op, launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the launch followed by the true results of its operator."""
 
     @wraps(launch)
     def run(*args: Any, **kwargs: Any) -> Any:
-        found = launch(*args, **kwargs)
+        results = launch(*args, **kwargs)
         plain = {name: each for name, each in kwargs.items() if name not in ("out", "workspace")}
         inputs, options = on_host(args), on_host(plain)
         device = _device((args, kwargs))
         with torch.cuda.device(device):
-            fill(gpu, found, lambda: _answer(op, inputs, options))
-        return found
+            write_results(gpu, results, lambda: _true_results(op, inputs, options))
+        return results
 
     return run
 
 
-def _answer(op: Op, args: Any, kwargs: dict[str, Any]) -> Any:
-    served = op.last_backend
+def _true_results(op: Op, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Returns the results of an operator on CPU tensors, and leaves `last_backend` unchanged."""
+    last_backend = op.last_backend
     try:
         with use_backend(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FallbackWarning)  # the reference's answer is as good
+            warnings.simplefilter("ignore", FallbackWarning)  # the reference gives the same results
             return op(*args, **kwargs)
     finally:
-        op.last_backend = served
+        op.last_backend = last_backend
 
 
 @lru_cache(maxsize=1)
 def _caches() -> list[Any]:
-    """Answers about devices that are remembered."""
+    """Returns the cached functions whose results depend on the device."""
     from ..ops.tree_attention import launch
 
     return [
@@ -120,14 +121,22 @@ def _caches() -> list[Any]:
 
 
 @contextmanager
-def installed(gpu: Gpu, answers: bool) -> Iterator[None]:
-    """Operators answer for launches, for the duration of the block."""
-    extension.unavailable_reason()  # registers what the CPU has, before there seems to be a GPU
+def installed(gpu: Gpu, true_results: bool) -> Iterator[None]:
+    """Lets operators write true results after launches, for the duration of the block.
+
+    Args:
+        gpu: The simulated GPUs.
+        true_results: Whether to do so. If not, only cached choices are cleared.
+
+    Yields:
+        Nothing.
+    """
+    extension.unavailable_reason()  # registers the CPU operators before a GPU seems to be present
     former = {op: list(op.backends) for op in OPS.values()}
     for cache in _caches():
         cache.cache_clear()
     for op, backends in former.items():
-        if answers:
+        if true_results:
             op.backends = [
                 replace(each, load=_loading(gpu, op, each.load)) if each.name == "triton" else each for each in backends
             ]
@@ -143,4 +152,4 @@ def installed(gpu: Gpu, answers: bool) -> Iterator[None]:
 
 
 def _loading(gpu: Gpu, op: Op, load: Callable[[], Any]) -> Callable[[], Any]:
-    return lambda: answering(gpu, op, load())
+    return lambda: with_true_results(gpu, op, load())

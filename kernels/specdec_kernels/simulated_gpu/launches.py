@@ -1,4 +1,4 @@
-"""Triton launches on a stand-in GPU: all that happens between `kernel[grid](...)` and the kernel, and no kernel."""
+"""Triton launches on a simulated GPU: every step from `kernel[grid](...)` to the kernel, which does not run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from unittest.mock import patch
 
 import torch
 
-from .records import MOST_BLOCKS, MOST_THREADS, SHARED_MEMORY, Launch, LaunchError
+from .records import MAX_GRID, MAX_THREADS, SHARED_MEMORY, Launch, LaunchError
 from .runtime import PROCESSORS
 from .state import Gpu
 from .tensors import DeviceTensor
 
 
 class _Utilities:
-    """What Triton asks a driver about a device."""
+    """Device queries that Triton sends to its driver."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -27,8 +27,8 @@ class _Utilities:
         return {"max_shared_mem": shared, "multiprocessor_count": PROCESSORS, "warpSize": 32, "max_num_regs": 65_536}
 
 
-class StandinDriver:
-    """Triton's active driver: says what to compile for and where a launch would go."""
+class SimulatedDriver:
+    """Triton's active driver: reports the compile target and the current device and stream."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self.utils = gpu, _Utilities(gpu)
@@ -40,7 +40,7 @@ class StandinDriver:
         return GPUTarget("cuda", int(self._gpu.architecture.removeprefix("sm_")), 32)
 
     def get_current_device(self) -> int:
-        """Returns a number for architecture and device: Triton keeps its compiled kernels by it."""
+        """Returns a number for architecture and device, which Triton uses as the key of compiled kernels."""
         return int(self._gpu.architecture.removeprefix("sm_")) * 64 + self._gpu.current
 
     def get_current_stream(self, device: int | None = None) -> int:
@@ -48,7 +48,7 @@ class StandinDriver:
         return self._gpu.streams[self._gpu.current].cuda_stream
 
     def get_active_torch_device(self) -> torch.device:
-        """Returns the device of tensors that Triton makes."""
+        """Returns the device of tensors that Triton allocates."""
         return torch.device("cuda", self._gpu.current)
 
     def get_device_interface(self) -> Any:
@@ -56,7 +56,7 @@ class StandinDriver:
         return torch.cuda
 
     def is_active(self) -> bool:
-        """Returns that launches go here."""
+        """Returns True: Triton uses this driver."""
         return True
 
 
@@ -66,29 +66,30 @@ def _name(kernel: Any) -> str:
 
 
 def _checked_grid(name: str, grid: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the grid as a tuple. Raises: LaunchError for one that a GPU refuses."""
+    """Returns the grid as a tuple. Raises LaunchError for a grid that a GPU refuses."""
     sizes = tuple(grid(arguments) if callable(grid) else grid)
     good = 1 <= len(sizes) <= 3 and all(type(size) is int for size in sizes)
-    if not good or any(not 1 <= size <= most for size, most in zip(sizes, MOST_BLOCKS)):
-        raise LaunchError(f"{name}: grid {sizes}; expected one to three ints from 1 to {MOST_BLOCKS}")
+    if not good or any(not 1 <= size <= most for size, most in zip(sizes, MAX_GRID)):
+        raise LaunchError(f"{name}: grid {sizes}; expected one to three ints from 1 to {MAX_GRID}")
     return sizes
 
 
 def _check_arguments(name: str, values: dict[str, Any], gpu: Gpu) -> None:
-    """Raises LaunchError for tensors that do not lie on the current device."""
+    """Raises LaunchError for tensors that are not on the current device."""
     for argument, value in values.items():
         if not isinstance(value, torch.Tensor):
             continue
         if not isinstance(value, DeviceTensor):
-            raise LaunchError(f"{name}: {argument} lies on the CPU; a kernel cannot read it")
+            raise LaunchError(f"{name}: {argument} is on the CPU; a kernel cannot read it")
         if value.device.index != gpu.current:
-            raise LaunchError(f"{name}: {argument} lies on {value.device}; the launch goes to cuda:{gpu.current}")
+            raise LaunchError(f"{name}: {argument} is on {value.device}; the launch goes to cuda:{gpu.current}")
 
 
 def _check_resources(name: str, kernel: Any, gpu: Gpu) -> None:
+    """Raises LaunchError for a kernel that needs more than the device has."""
     metadata, most = kernel.metadata, SHARED_MEMORY[gpu.architecture]
-    if metadata.num_warps * 32 > MOST_THREADS:
-        raise LaunchError(f"{name}: {metadata.num_warps} warps; a block has at most {MOST_THREADS} threads")
+    if metadata.num_warps * 32 > MAX_THREADS:
+        raise LaunchError(f"{name}: {metadata.num_warps} warps; a block has at most {MAX_THREADS} threads")
     scratch = getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "profile_scratch_size", 0)
     if scratch:
         raise LaunchError(f"{name}: needs {scratch} bytes of global scratch; Triton has no allocator for them")
@@ -98,20 +99,28 @@ def _check_resources(name: str, kernel: Any, gpu: Gpu) -> None:
 
 @contextmanager
 def installed(gpu: Gpu, make_driver: Callable[[Gpu], Any] | None = None) -> Iterator[None]:
-    """Launches go to the stand-in, for the duration of the block; with a driver of the caller's, to that one too."""
+    """Simulates Triton launches for the duration of the block.
+
+    Args:
+        gpu: The simulated GPUs.
+        make_driver: Creates a driver that also launches the compiled kernels. By default nothing is launched.
+
+    Yields:
+        Nothing.
+    """
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    original, met = JITFunction.run, {}
+    original, seen = JITFunction.run, {}
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         name = _name(self)
-        places = dict(zip(self.arg_names, args)) | {key: kwargs[key] for key in kwargs if key in self.arg_names}
-        _check_arguments(name, places, gpu)
-        sizes = _checked_grid(name, grid, places)
+        arguments = dict(zip(self.arg_names, args)) | {key: kwargs[key] for key in kwargs if key in self.arg_names}
+        _check_arguments(name, arguments, gpu)
+        sizes = _checked_grid(name, grid, arguments)
         kernel = original(self, *args, grid=grid, warmup=make_driver is None, **kwargs)
-        compiled = (gpu.current, id(kernel)) not in met
-        met[gpu.current, id(kernel)] = kernel  # kept: no id is used twice
+        compiled = (gpu.current, id(kernel)) not in seen
+        seen[gpu.current, id(kernel)] = kernel  # keeps the kernel alive, so its id stays unique
         _check_resources(name, kernel, gpu)
         captured = gpu.graph_of(gpu.current) is not None
         where = (gpu.current, gpu.streams[gpu.current].cuda_stream)
@@ -121,7 +130,7 @@ def installed(gpu: Gpu, make_driver: Callable[[Gpu], Any] | None = None) -> Iter
         return kernel
 
     former = driver._active
-    driver.set_active((make_driver or StandinDriver)(gpu))
+    driver.set_active((make_driver or SimulatedDriver)(gpu))
     try:
         with patch.object(JITFunction, "run", run):
             yield

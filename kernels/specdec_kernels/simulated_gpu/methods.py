@@ -1,4 +1,4 @@
-"""Methods of tensors that do not reach an operator on a stand-in GPU: they ask for a guard of a real device first."""
+"""Tensor methods that would not reach an operator on a simulated GPU: torch first takes a guard of a real device."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .state import Gpu
 from .tensors import DeviceTensor, Operators, inner_of, mapped
 
 READERS = frozenset(("item", "tolist", "numpy", "__int__", "__bool__", "__float__", "__index__", "__array__"))
-"""Methods of a tensor that hand numbers to the host."""
+"""Tensor methods that copy numbers to the host."""
 GUARDED: dict[str, Any] = {
     "contiguous": torch.ops.aten.contiguous.default,
     "copy_": torch.ops.aten.copy_.default,
     "__invert__": torch.ops.aten.bitwise_not.default,
     "nonzero": torch.ops.aten.nonzero.default,
 }
-"""Methods of tensors that take a guard of the device before they call the operator, and that operator."""
+"""Tensor methods that take a device guard before they call their operator, and that operator."""
 
 
 class Methods(TorchFunctionMode):
-    """Methods of tensors that ask for a device guard before they reach an operator, and pinned memory."""
+    """Redirects tensor methods that take a device guard, and simulates pinned memory."""
 
     def __init__(self, gpu: Gpu) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Methods(TorchFunctionMode):
         if name == "cuda" and isinstance(first, torch.Tensor):
             device = args[1] if len(args) > 1 else kwargs.get("device")
             return first.to(torch.device("cuda", self._gpu.index(device)))
-        if name == "to" or "device" in kwargs:  # torch itself would look for the current device of a real GPU
+        if name == "to" or "device" in kwargs:  # torch would query the current device of a real GPU
             args, kwargs = mapped(self._indexed_device, args), mapped(self._indexed_device, kwargs)
         if func in (torch.tensor, torch.as_tensor):
             return self._from_numbers(func, args, kwargs)
@@ -71,7 +71,7 @@ class Methods(TorchFunctionMode):
         return value
 
     def _from_numbers(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Tensors of numbers of the host are made on the CPU; on a device they are a pageable copy."""
+        """Creates a tensor from host numbers on the CPU. A target device receives a pageable copy."""
         kwargs = dict(kwargs)
         device, pinned = kwargs.pop("device", None), kwargs.pop("pin_memory", False)
         if device is None and isinstance(args[0], torch.Tensor):
@@ -82,7 +82,7 @@ class Methods(TorchFunctionMode):
         return made if device is None else made.to(device)
 
     def _indexed(self, func: Any, tensor: DeviceTensor, index: Any, *value: Any) -> Any:
-        """x[index] and x[index] = value, on the CPU tensors."""
+        """Runs x[index] or x[index] = value on the CPU tensors."""
         gpu = self._gpu
         for each in index if isinstance(index, tuple) else (index,):
             if isinstance(each, DeviceTensor) and each.dtype in (torch.bool, torch.uint8):
@@ -107,19 +107,27 @@ class Methods(TorchFunctionMode):
 
 @contextmanager
 def installed(gpu: Gpu, own: Callable[..., Any]) -> Iterator[None]:
-    """Tensors of the stand-in, for the duration of the block."""
+    """Installs the tensors of simulated GPUs for the duration of the block.
+
+    Args:
+        gpu: The simulated GPUs.
+        own: Runs the operators of torch.ops.specdec; see `launch_results.run_dispatched`.
+
+    Yields:
+        Nothing.
+    """
     overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     mode = Operators(gpu, own)
     try:
         with patch.object(DeviceTensor, "__torch_dispatch__", _dispatch_to(mode)), torch.no_grad(), Methods(gpu), mode:
-            yield  # no gradients: autograd would ask a real GPU
+            yield  # without gradients: autograd would use a real GPU
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
 
 
 def _dispatch_to(mode: Operators) -> Any:
-    """Operators of threads that know nothing of the modes."""
+    """Returns a dispatch method for threads in which the modes are not active."""
 
     def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return mode.__torch_dispatch__(func, types, args, kwargs)

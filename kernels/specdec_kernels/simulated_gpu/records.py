@@ -1,4 +1,4 @@
-"""What a stand-in GPU writes down, and the errors of launches that a real GPU would refuse."""
+"""Records of a simulated GPU, and the error for launches that a real GPU would refuse."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SHARED_MEMORY = {
     "sm_100": 232_448,
     "sm_120": 101_376,
 }
-"""Bytes of shared memory that a block may ask for (CUDA C++ Programming Guide, "Compute Capabilities")."""
-MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)
+"""Largest shared memory of a block in bytes (CUDA C++ Programming Guide, "Compute Capabilities")."""
+MAX_GRID = (2**31 - 1, 65_535, 65_535)
 """Largest grid."""
-MOST_THREADS = 1024
-"""Of a block."""
+MAX_THREADS = 1024
+"""Most threads of a block."""
 
 
 class LaunchError(AssertionError):
@@ -33,10 +33,10 @@ class Launch:
         grid: Number of programs in each dimension.
         warps: Warps of a program.
         shared: Bytes of shared memory of a program.
-        device: Index of the device that it was launched on.
-        stream: Handle of the stream that it was launched on.
-        compiled: Whether this stand-in met the specialisation for the first time, so that a process would compile it.
-        captured: Whether it went into a graph.
+        device: Index of the device of the launch.
+        stream: Handle of the stream of the launch.
+        compiled: Whether this is the first launch of the specialisation, for which a process compiles it.
+        captured: Whether a graph captured the launch.
     """
 
     kernel: str
@@ -51,11 +51,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class HostRead:
-    """The host waited for the device.
+    """One wait of the host for the device.
 
     Attributes:
-        operator: What waited, such as "tolist" or "nonzero".
-        place: "file:line" of the project's code that asked.
+        operator: Method or operator that waited, such as "tolist" or "nonzero".
+        place: "file:line" of the calling code in the project.
     """
 
     operator: str
@@ -67,9 +67,9 @@ class Upload:
     """A copy from pageable memory of the host, which waits for the stream.
 
     Attributes:
-        operator: What copied.
-        size: Bytes.
-        place: "file:line" of the project's code that asked.
+        operator: Method or operator that copied.
+        size: Bytes copied.
+        place: "file:line" of the calling code in the project.
     """
 
     operator: str
@@ -78,7 +78,7 @@ class Upload:
 
 
 def caller() -> str:
-    """Returns "file:line" of the nearest frame outside of torch and of the stand-in."""
+    """Returns "file:line" of the nearest frame outside of torch and of this package."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""The API of torch.cuda on stand-in GPUs: devices, streams, events and graphs, with CUDA's rules of capture."""
+"""The API of torch.cuda on simulated GPUs: devices, streams, events and graphs, with CUDA's rules of capture."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .records import SHARED_MEMORY
 from .state import Gpu
 
 PROCESSORS = 132
+"""Streaming multiprocessors of a simulated GPU."""
 _NUMBERS = count(1)
 
 
@@ -38,10 +39,10 @@ class Stream:
         return hash((self.device_index, self.stream_id))
 
     def wait_stream(self, stream: Stream) -> None:
-        """Work behind this waits for that of the other stream, which is done already."""
+        """Makes later work wait for the other stream, whose work is done already."""
 
     def wait_event(self, event: Event) -> None:
-        """As `wait_stream`."""
+        """Makes later work wait for an event, which has happened already."""
 
     def record_event(self, event: Event | None = None) -> Event:
         """Records an event, a new one by default."""
@@ -59,7 +60,7 @@ class Stream:
 
 
 class Event:
-    """An event; the time of its recording is that of the host."""
+    """An event. Its time is the host time of its recording."""
 
     gpu: Gpu
 
@@ -71,10 +72,10 @@ class Event:
         self._time = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Lets a stream wait for the event."""
+        """Makes a stream wait for the event."""
 
     def synchronize(self) -> None:
-        """Waits for the event, not for what was launched behind it."""
+        """Waits for the event, not for later launches."""
         self.gpu.wait("Event.synchronize", record=False)
         self.gpu.events_awaited += 1
 
@@ -88,15 +89,15 @@ class Event:
 
 
 class Graph:
-    """torch.cuda.CUDAGraph: work that was recorded between `capture_begin` and `capture_end`, replayed in place.
+    """torch.cuda.CUDAGraph: the work between `capture_begin` and `capture_end`, replayed on the same memory.
 
     Attributes:
-        stream: The stream whose work is recorded.
-        mode: The capture error mode.
-        invalid: Whether something was done that a capture does not permit.
-        work: What a replay does, in order.
-        kernels: Names of the Triton kernels that were launched into it, in order.
-        operators: Torch operators that went into it, by name.
+        stream: Stream whose work is captured.
+        mode: Capture error mode.
+        invalid: Whether an operation was not permitted in a capture.
+        work: Functions that a replay calls, in order.
+        kernels: Names of the captured Triton kernels, in order.
+        operators: Number of captured torch operators, by name.
         replays: Number of replays.
     """
 
@@ -110,12 +111,12 @@ class Graph:
         self.operators: Counter[str] = Counter()
         self._before: tuple[int, Counter[str]] = (0, Counter())
         self._pool: Any = None
-        self._whole = False
+        self._complete = False
 
     def capture_begin(
         self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
     ) -> None:
-        """Records work of the current stream from now on. Raises: RuntimeError as torch does."""
+        """Begins to capture the work of the current stream. Raises RuntimeError in the same cases as torch."""
         gpu, stream = self.gpu, self.gpu.streams[self.gpu.current]
         if stream.stream_id == 0:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
@@ -133,7 +134,7 @@ class Graph:
         gpu.captures.append(self)
 
     def capture_end(self) -> None:
-        """Ends the recording. Raises: RuntimeError if it became invalid; its pool then stays in recording."""
+        """Ends the capture. Raises RuntimeError if it became invalid; its pool then stays in recording."""
         gpu = self.gpu
         if self.stream != gpu.streams[gpu.current]:
             raise RuntimeError("Capture must end on the same stream it began on.")
@@ -143,11 +144,11 @@ class Graph:
         gpu.recording_pools.discard(self._pool)
         self.kernels = [launch.kernel for launch in gpu.launches[self._before[0] :]]
         self.operators = gpu.operators - self._before[1]
-        self._whole = True
+        self._complete = True
 
     def replay(self) -> None:
-        """Does the recorded work again, on the same memory. Raises: RuntimeError for a graph that was not captured."""
-        if not self._whole:
+        """Repeats the captured work on the same memory. Raises RuntimeError for a graph without a capture."""
+        if not self._complete:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         self.replays += 1
         with torch.inference_mode(False), torch.no_grad():
@@ -155,11 +156,11 @@ class Graph:
                 work()
 
     def reset(self) -> None:
-        """Deletes what was recorded."""
-        self.work, self._whole = [], False
+        """Deletes the captured work."""
+        self.work, self._complete = [], False
 
     def pool(self) -> Any:
-        """Returns the pool of memory."""
+        """Returns the memory pool."""
         return self._pool
 
 
@@ -167,7 +168,7 @@ def _properties(gpu: Gpu) -> SimpleNamespace:
     major, minor = gpu.capability
     shared = SHARED_MEMORY[gpu.architecture]
     return SimpleNamespace(
-        name=f"stand-in {gpu.architecture}", major=major, minor=minor, total_memory=80 << 30,
+        name=f"simulated {gpu.architecture}", major=major, minor=minor, total_memory=80 << 30,
         multi_processor_count=PROCESSORS, shared_memory_per_block=49_152, shared_memory_per_block_optin=shared,
         shared_memory_per_multiprocessor=shared + 1024, L2_cache_size=50 << 20, max_threads_per_multi_processor=2048,
         regs_per_multiprocessor=65_536, warp_size=32, is_integrated=0, is_multi_gpu_board=0, gcnArchName="", uuid="0",
@@ -175,13 +176,13 @@ def _properties(gpu: Gpu) -> SimpleNamespace:
 
 
 class _Runtime:
-    """Functions of torch.cuda, under their names there."""
+    """Functions of torch.cuda."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._handles = gpu, count(1)
 
     def exchange_device(self, index: int) -> int:
-        """Makes a device the current one and returns the former; a negative index changes nothing."""
+        """Makes a device the current one and returns the former one. A negative index changes nothing."""
         former = self._gpu.current
         if index >= 0:
             if index >= self._gpu.devices:
@@ -207,24 +208,24 @@ class _Runtime:
         self._gpu.wait("synchronize")
 
     def empty_cache(self) -> None:
-        """Frees memory that is not used."""
+        """Releases unused memory. Raises RuntimeError during a capture."""
         if self._gpu.capturing:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing (empty_cache)")
 
     def graph_pool_handle(self) -> tuple[int, int]:
-        """Returns a new pool of memory."""
+        """Returns a new memory pool."""
         return (0, next(self._handles))
 
     def set_sync_debug_mode(self, mode: int | str) -> None:
-        """What happens when the host waits: "default", "warn" or "error"."""
+        """Sets the reaction to waits of the host: "default", "warn" or "error"."""
         self._gpu.sync_mode = {"default": 0, "warn": 1, "error": 2}[mode] if isinstance(mode, str) else mode
 
     def end_allocate_to_pool(self, device: int, pool: Any) -> None:
-        """Ends the recording of memory to a pool."""
+        """Ends the allocation to a pool."""
         self._gpu.recording_pools.discard(pool)
 
     def names(self) -> dict[str, Any]:
-        """Returns what replaces the attributes of torch.cuda, by name."""
+        """Returns the replacements for attributes of torch.cuda, by name."""
         gpu, found = self._gpu, _properties(self._gpu)
         classes = {name: type(name, (base,), {"gpu": gpu}) for name, base in
                    (("Stream", Stream), ("Event", Event), ("CUDAGraph", Graph))}  # fmt: skip
@@ -268,7 +269,14 @@ class _Runtime:
 
 @contextmanager
 def installed(gpu: Gpu) -> Iterator[None]:
-    """torch.cuda of the stand-in, for the duration of the block."""
+    """Simulates torch.cuda for the duration of the block.
+
+    Args:
+        gpu: The simulated GPUs.
+
+    Yields:
+        Nothing.
+    """
     runtime = _Runtime(gpu)
     internals = {
         "_host_emptyCache": lambda: None,

@@ -1,4 +1,4 @@
-"""The state of stand-in GPUs: the current device and streams, captures under way, and the record of what happened."""
+"""State of simulated GPUs: current device and streams, running captures, and the record of all events."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ SYNC_DEFAULT, SYNC_WARN, SYNC_ERROR = 0, 1, 2
 
 
 class Gpu:
-    """Stand-in GPUs of one architecture and the record of what they were asked.
+    """Simulated GPUs of one architecture, and the record of their work.
 
     Attributes:
-        architecture: Such as "sm_90".
+        architecture: Architecture of all devices, such as "sm_90".
         devices: Number of GPUs.
-        launches: Triton launches in order; those of a graph are counted when it is captured, not when it is replayed.
-        host_reads: What made the host wait for the device, in order. Waits for events are not among them.
+        launches: Triton launches in order. A graph counts its launches at capture, not at replay.
+        host_reads: Waits of the host for the device, in order. Waits for events do not count.
         uploads: Copies from pageable memory.
-        operators: Torch operators that run a kernel on the device, by name.
-        allocations: Number of tensors that were allocated without being written.
-        captures: Graphs whose capture has begun.
-        events_awaited: How often the host waited for an event.
+        operators: Number of torch operators that ran a kernel on the device, by name.
+        allocations: Number of tensors allocated without writing to them.
+        captures: Graphs whose capture has begun, in order.
+        events_awaited: Number of waits of the host for an event.
     """
 
     def __init__(self, architecture: str, devices: int) -> None:
         if architecture not in SHARED_MEMORY:
-            raise ValueError(unknown_name("standin architecture", architecture, SHARED_MEMORY))
+            raise ValueError(unknown_name("simulated_gpu architecture", architecture, SHARED_MEMORY))
         if devices < 1:
-            raise ValueError(f"standin: got {devices} devices; expected at least 1")
+            raise ValueError(f"simulated_gpu: got {devices} devices; expected at least 1")
         self.architecture, self.devices = architecture, devices
         self.launches: list[Launch] = []
         self.host_reads: list[HostRead] = []
@@ -46,12 +46,12 @@ class Gpu:
         self.captures: list[Graph] = []
         self.events_awaited = self.allocations = 0
         self.current = 0
-        self.streams: dict[int, Stream] = {}  # the current one of each device
+        self.streams: dict[int, Stream] = {}  # current stream of each device
         self.sync_mode = SYNC_DEFAULT
         self.capturing: list[Graph] = []
         self.recording_pools: set[Any] = set()
         self.acting: list[torch.device] = []  # the device that plain CPU operators act for
-        self._pinned: dict[int, Any] = {}  # address of a storage: the storage, kept so that no address is used again
+        self._pinned: dict[int, Any] = {}  # storages by address; keeping them alive prevents reuse of their addresses
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -60,35 +60,39 @@ class Gpu:
         return major, minor
 
     def index(self, device: Any) -> int:
-        """Returns the index of a device given as None, a number, text or a torch.device."""
+        """Returns the index of a device given as None, an int, a string or a torch.device."""
         if device is None or (isinstance(device, int) and device < 0):
             return self.current
         if isinstance(device, int):
             return device
-        asked = torch.device(device)
-        return self.current if asked.index is None else asked.index
+        requested = torch.device(device)
+        return self.current if requested.index is None else requested.index
 
     @property
     def compiled(self) -> list[str]:
-        """Kernels that were compiled, one name per specialisation."""
+        """Names of the compiled kernels, one per specialisation."""
         return [launch.kernel for launch in self.launches if launch.compiled]
 
     def clear(self) -> None:
-        """Forgets what was recorded; what was compiled stays compiled."""
+        """Clears the records. Compiled kernels stay compiled."""
         for record in (self.launches, self.host_reads, self.uploads, self.captures):
             record.clear()
         self.operators.clear()
         self.events_awaited = self.allocations = 0
 
     def graph_of(self, device: int) -> Graph | None:
-        """Returns the graph that work on a device goes into now, or None if it runs at once."""
+        """Returns the graph that captures work on a device now, or None."""
         for graph in self.capturing:
             if graph.stream == self.streams[device]:
                 return graph
         return None
 
     def wait(self, operator: str, record: bool = True) -> None:
-        """The host waits for the device.
+        """Makes the host wait for the device.
+
+        Args:
+            operator: Method or operator that waits.
+            record: Whether to add the wait to `host_reads`.
 
         Raises:
             RuntimeError: During a capture, which becomes invalid, and in sync debug mode "error".
@@ -107,7 +111,7 @@ class Gpu:
             self.host_reads.append(HostRead(operator, caller()))
 
     def upload(self, operator: str, source: torch.Tensor, non_blocking: bool) -> None:
-        """A copy from memory of the host to the device."""
+        """Records a copy from host memory to the device. Pageable memory makes the host wait."""
         if source.numel() == 0:
             return
         if not self.is_pinned(source):
@@ -123,11 +127,11 @@ class Gpu:
         return tensor
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Returns whether a CPU tensor lies in pinned memory."""
+        """Returns whether a CPU tensor is in pinned memory."""
         return tensor.untyped_storage().data_ptr() in self._pinned
 
     def do(self, device: int, work: Callable[[], None]) -> None:
-        """Work of a kernel: done now, and again whenever the graph that it goes into is replayed."""
+        """Does the work of a kernel now, and again at every replay of the graph that captures it."""
         with torch.inference_mode(False), torch.no_grad():
             work()
         graph = self.graph_of(device)

@@ -1,7 +1,7 @@
-"""Tensors of a stand-in GPU: a CUDA device on the outside, a CPU tensor with the numbers inside.
+"""Tensors of a simulated GPU: a CUDA device outside, and inside a CPU tensor with the numbers.
 
-Every torch operator on them runs on the CPU tensors, and its results lie on the same device. What makes the host wait,
-or copies from pageable memory, is recorded on the way. An operator that meets tensors of two devices raises.
+Every torch operator runs on the CPU tensors, and its results are on the same simulated device. Waits of the host and
+copies from pageable memory are recorded. An operator on tensors of two devices raises.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .state import Gpu
 
 READS = {"_local_scalar_dense", "equal", "is_nonzero"}
-"""Operators that hand a number to the host."""
+"""Operators that return a number to the host."""
 SHAPES_OF_DATA = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
-"""Operators whose result has a shape that only the device knows."""
+"""Operators whose result shape depends on values on the device."""
 WHOLE = {"scaled_dot_product_attention"}
-"""Composite operators that are not taken apart: their parts ask for kernels of the device."""
+"""Composite operators that are not decomposed, because their parts require kernels of the device."""
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-"""Operators that give memory and write nothing to it."""
+"""Operators that allocate memory and write nothing to it."""
 UNWRITTEN = 0xFF
-"""Bytes of memory that nothing was written to: NaN as a float, -1 as an integer."""
-MOST_MARKED = 2**22
-"""Bytes of an allocation that are marked so."""
+"""Byte that marks unwritten memory: NaN as a float, -1 as an integer."""
+MAX_MARKED = 2**22
+"""Most bytes of an allocation that are marked as unwritten."""
 TO_DEVICE = {"_to_copy", "copy_", "to"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on a stand-in GPU."""
+    """A tensor on a simulated GPU."""
 
     cpu_tensor: torch.Tensor
     gpu: Gpu
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, device: torch.device, gpu: Gpu) -> DeviceTensor:
+        """Wraps a CPU tensor: same shape, strides and dtype, on the given device."""
         made = torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             device=device, requires_grad=False,
@@ -53,14 +54,16 @@ class DeviceTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        raise RuntimeError("standin: a tensor of a stand-in GPU is used outside of its block")
+        raise RuntimeError(
+            "simulated_gpu: got a tensor outside of its block; expected a use inside; keep its values on the CPU"
+        )
 
     def data_ptr(self) -> int:
-        """Returns the address of the numbers, which is aligned as memory of a GPU is."""
+        """Returns the address of the CPU tensor, which is aligned like GPU memory."""
         return self.cpu_tensor.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Returns the storage of the numbers, which tells views of one memory."""
+        """Returns the storage of the CPU tensor. Views of one tensor share it."""
         return self.cpu_tensor.untyped_storage()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceTensor:
@@ -72,12 +75,12 @@ class DeviceTensor(torch.Tensor):
 
 
 def inner_of(value: Any) -> Any:
-    """Returns the CPU tensor of a device tensor, and anything else as it is."""
+    """Returns the CPU tensor of a device tensor, and any other value unchanged."""
     return value.cpu_tensor if isinstance(value, DeviceTensor) else value
 
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """Returns arguments or results of an operator with each part changed, those in lists, tuples and dicts too."""
+    """Applies `change` to every part of arguments or results, including those in lists, tuples and dicts."""
     if type(value) in (list, tuple):
         return type(value)([mapped(change, each) for each in value])
     if type(value) is dict:
@@ -88,11 +91,11 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 class _Call:
-    """Arguments of an operator with CPU tensors in place of device tensors, and which devices these lie on."""
+    """Arguments of an operator with CPU tensors in place of device tensors, and the devices of these."""
 
     def __init__(self, args: Any, kwargs: dict[str, Any]) -> None:
         self.devices: list[torch.device] = []
-        self.host: list[torch.Tensor] = []  # CPU tensors among the arguments that are no scalars
+        self.host: list[torch.Tensor] = []  # CPU tensors among the arguments, without scalars
         self.wrappers: dict[int, DeviceTensor] = {}
         self.args, self.kwargs = mapped(self._unwrap, args), mapped(self._unwrap, kwargs)
 
@@ -108,11 +111,11 @@ class _Call:
 
 
 def _on_gpu(device: Any) -> torch.device | None:
-    """Returns a device that was asked for as a torch.device if it is a GPU."""
+    """Returns the requested device if it is a GPU, else None."""
     if device is None:
         return None
-    asked = torch.device(device)
-    return asked if asked.type == "cuda" else None
+    requested = torch.device(device)
+    return requested if requested.type == "cuda" else None
 
 
 @lru_cache(maxsize=4096)
@@ -121,14 +124,14 @@ def _is_composite(func: Any) -> bool:
 
 
 class Operators(TorchDispatchMode):
-    """Runs every torch operator that has to do with a stand-in GPU."""
+    """Runs every torch operator that involves a simulated GPU."""
 
     def __init__(self, gpu: Gpu, own: Callable[..., Any]) -> None:
         super().__init__()
-        self.gpu, self._own = gpu, own  # own: serves operators of this package under torch.ops.specdec
+        self.gpu, self._own = gpu, own  # own: runs operators of torch.ops.specdec
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch.inference_mode(False), torch.no_grad():  # a view of a normal tensor has to be one too
+        with torch.inference_mode(False), torch.no_grad():  # a view of a normal tensor must be a normal tensor
             return self._serve(func, args, kwargs or {})
 
     def _serve(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -137,8 +140,10 @@ class Operators(TorchDispatchMode):
             return self._own(self, func, name, args, kwargs)
         call = _Call(args, kwargs)
         acting = self.gpu.acting[-1] if self.gpu.acting else None
-        asked = any(isinstance(each, torch.device) and each.type == "cuda" for each in (*args, kwargs.get("device")))
-        if not call.devices and acting is None and not asked:
+        names_gpu = any(
+            isinstance(each, torch.device) and each.type == "cuda" for each in (*args, kwargs.get("device"))
+        )
+        if not call.devices and acting is None and not names_gpu:
             return self._on_host(func, name, args, kwargs)
         if func.namespace == "aten" and name not in WHOLE and _is_composite(func):
             with self:
@@ -154,12 +159,12 @@ class Operators(TorchDispatchMode):
             self.gpu.wait(name)
         if name == "repeat_interleave" and call.kwargs.get("output_size") is None:
             self.gpu.wait("repeat_interleave without output_size")
-        if name in INDEXING and call.devices:  # `Methods` has looked at those of x[...]
-            self._look_at_indices(name, call)
+        if name in INDEXING and call.devices:  # `Methods` handles x[...]
+            self._record_indices(name, call)
         return self._run(func, name, call, device)
 
     def _on_host(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        """An operator that has to do with the CPU alone; memory may be asked to be pinned."""
+        """Runs an operator on the CPU alone. Pinned memory is simulated."""
         pinned = kwargs.get("pin_memory") or name in ("_pin_memory", "pin_memory")
         if name in ("_pin_memory", "pin_memory"):
             return self.gpu.pin(args[0].clone())
@@ -170,7 +175,7 @@ class Operators(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _check_devices(self, name: str, call: _Call) -> None:
-        """Raises RuntimeError for tensors of several devices, as torch does."""
+        """Raises RuntimeError for tensors on several devices, as torch does."""
         mixed = [*call.devices, *(["cpu"] if call.host and name not in INDEXING else [])]
         if len(mixed) > 1:
             raise RuntimeError(
@@ -178,8 +183,8 @@ class Operators(TorchDispatchMode):
                 f"{mixed[1]}! (when checking arguments of {name})"
             )
 
-    def _look_at_indices(self, name: str, call: _Call) -> None:
-        """Masks make a shape of data; indices on the CPU are copied to the device."""
+    def _record_indices(self, name: str, call: _Call) -> None:
+        """Records a wait for every mask, whose result shape depends on data, and an upload for indices on the CPU."""
         for index in call.args[1]:
             if index is None:
                 continue
@@ -189,7 +194,7 @@ class Operators(TorchDispatchMode):
                 self.gpu.upload(f"{name} by indices on the CPU", index, False)
 
     def _moved(self, func: Any, name: str, call: _Call) -> Any:
-        """Operators that make tensors on a device, or copy between devices."""
+        """Runs operators that create tensors on a device, or copy between devices."""
         gpu = self.gpu
         source = call.args[1] if name == "copy_" else call.args[0] if call.args else None
         from_gpu = call.devices[-1] if call.devices and isinstance(source, torch.Tensor) else None
@@ -209,8 +214,8 @@ class Operators(TorchDispatchMode):
             if target is not None and from_gpu is None:
                 gpu.upload(name, source, non_blocking)
             elif target is None and from_gpu is not None:
-                lands = call.args[0] if name == "copy_" else None
-                if not (non_blocking and lands is not None and gpu.is_pinned(lands)):
+                destination = call.args[0] if name == "copy_" else None
+                if not (non_blocking and destination is not None and gpu.is_pinned(destination)):
                     gpu.wait(f"{name} to the CPU")
         for pinned in ("pin_memory", "non_blocking"):
             if call.kwargs.get(pinned) and name != "copy_":
@@ -219,10 +224,10 @@ class Operators(TorchDispatchMode):
             call.kwargs["device"] = torch.device("cpu")
         if target is None:
             device = from_gpu
-            if device is not None and name == "copy_":  # to memory of the host, whenever a graph is replayed
-                into, out_of = call.args[0], call.args[1]
-                gpu.do(device.index, lambda: _copy(into, out_of))
-                return into
+            if device is not None and name == "copy_":  # to host memory, also at every replay of a graph
+                target_tensor, source_tensor = call.args[0], call.args[1]
+                gpu.do(device.index, lambda: _copy(target_tensor, source_tensor))
+                return target_tensor
             return func(*call.args, **call.kwargs)
         if target.index is None:
             target = torch.device("cuda", gpu.current)
@@ -231,11 +236,11 @@ class Operators(TorchDispatchMode):
         return self._run(func, name, call, target)
 
     def _run(self, func: Any, name: str, call: _Call, device: torch.device) -> Any:
-        """The operator on CPU tensors: now, and whenever the graph that it goes into is replayed."""
+        """Runs the operator on CPU tensors, now and at every replay of the graph that captures it."""
         if name in ALLOCATIONS:
             made = func(*call.args, **call.kwargs)
             self.gpu.allocations += 1
-            torch.empty(0, dtype=torch.uint8).set_(made.untyped_storage())[:MOST_MARKED].fill_(UNWRITTEN)
+            torch.empty(0, dtype=torch.uint8).set_(made.untyped_storage())[:MAX_MARKED].fill_(UNWRITTEN)
             return made if self.gpu.acting else DeviceTensor(made, device, self.gpu)
         gpu, old = self.gpu, {each.untyped_storage().data_ptr() for each in _tensors((call.args, call.kwargs))}
         found = func(*call.args, **call.kwargs)
@@ -248,7 +253,7 @@ class Operators(TorchDispatchMode):
         if graph is not None and writes:
             graph.work.append(lambda: func(*call.args, **call.kwargs))
         elif graph is not None and fresh:
-            graph.work.append(lambda: _again(func, call, made))
+            graph.work.append(lambda: _run_again(func, call, made))
         return found if self.gpu.acting else mapped(lambda each: self._wrap(each, call, device), found)
 
     def _wrap(self, value: Any, call: _Call, device: torch.device) -> Any:
@@ -268,10 +273,11 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from _tensors(tuple(value.values()))
 
 
-def _copy(into: torch.Tensor, out_of: torch.Tensor) -> None:
-    into.copy_(out_of)
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)
 
 
-def _again(func: Any, call: _Call, made: list[torch.Tensor]) -> None:
+def _run_again(func: Any, call: _Call, made: list[torch.Tensor]) -> None:
+    """Runs a captured operator and writes its results to the memory of the first run."""
     for place, value in zip(made, _tensors(func(*call.args, **call.kwargs)), strict=True):
         place.copy_(value)

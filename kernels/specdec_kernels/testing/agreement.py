@@ -1,4 +1,4 @@
-"""Do the backends of this machine agree? Sample calls of every operator, run on each backend, against the reference."""
+"""Agreement of the backends of this machine: sample calls of every operator, compared with the reference."""
 
 from __future__ import annotations
 
@@ -21,20 +21,29 @@ from .samples_options import OPTIONS
 from .samples_verify import VERIFY_SAMPLES
 
 SAMPLES: dict[str, Sample] = {**CACHE_SAMPLES, **VERIFY_SAMPLES}
-"""What `specdec kernels check`, `explain` and `bench` call operators with. Calls are made anew: some write in place."""
+"""Samples of `specdec kernels check`, `explain` and `bench`. Every run makes a new call, as some write in place."""
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-12}
-"""Largest difference of floating-point results, relative to 1 + their size."""
-NO_JUDGE = (
-    "TRITON_INTERPRET=1 is set, and Triton's interpreter alone is not to be trusted: it has errors that tests mend; "
+"""Largest accepted difference of floating-point results, relative to 1 + their absolute value."""
+INTERPRETER_UNRELIABLE = (
+    "TRITON_INTERPRET=1 is set; Triton's interpreter has errors, and only the tests correct them; "
     "run `make lane-interpreter`"
 )
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """One backend on one sample: `reason` says why it was not run, or how it differs; `worst`: largest difference;
-    `case`: its name in `OPTIONS`, "" for the plain call.
+    """Comparison of one backend with the reference on one sample.
+
+    Attributes:
+        op: Name of the operator.
+        backend: Name of the backend.
+        dtype: Data type of the sample, such as "bfloat16".
+        ran: Whether the backend ran.
+        agrees: Whether no result differs. True for a backend that did not run.
+        worst: Largest difference relative to 1 + the absolute value of the expected result.
+        reason: Why the backend did not run, or how its results differ. None if they agree.
+        case: Name of the sample in `OPTIONS`; "" for the plain call.
     """
 
     op: str
@@ -48,36 +57,56 @@ class Agreement:
 
 
 def cases(op: str) -> tuple[str, ...]:
-    """Names of the sample calls of an operator: "" is the plain one, the others are those of `OPTIONS`."""
+    """Returns the names of an operator's sample calls: "" for the plain call, then those of `OPTIONS`."""
     return ("", *OPTIONS.get(op, ()))
 
 
 def make_sample(op: str, sizes: Sizes, device: torch.device | str = "cpu", case: str = "") -> Call:
-    """A call of an operator with tensors on a device. Raises: ValueError for an operator without such a sample."""
+    """Makes a sample call of an operator.
+
+    Args:
+        op: Name of the operator.
+        sizes: Sizes of the sample.
+        device: Device of the tensors.
+        case: Name of the sample; see `cases`.
+
+    Returns:
+        The call.
+
+    Raises:
+        ValueError: If the operator has no such sample.
+    """
     if op not in SAMPLES:
-        raise ValueError(f"agreement: no sample of operator {op!r}; there are {', '.join(sorted(SAMPLES))}")
+        raise ValueError(
+            f"agreement: got operator {op!r} without a sample; expected one of {', '.join(sorted(SAMPLES))}"
+        )
     if case not in cases(op):
-        raise ValueError(f"agreement: no sample {case!r} of {op}; there are {', '.join(filter(None, cases(op)))}")
+        known = ", ".join(filter(None, cases(op)))
+        raise ValueError(f"agreement: got sample {case!r} of {op}; expected one of {known}, or none for the plain call")
     call = OPTIONS[op][case](sizes) if case else SAMPLES[op].make(sizes)
     return call if torch.device(device).type == "cpu" else map_tensors(call, lambda tensor: tensor.to(device))
 
 
 def make_timed_sample(device: torch.device | str, op: str, sizes: Sizes) -> Call:
-    """The call that is timed. Its tensors are made on the device, so that large ones need not cross from the host.
+    """Makes the call that benchmarks time, with tensors allocated on the device.
 
-    Its numbers are those of `make_sample`, but for what operators compute for it: they run where the tensors are.
+    Large tensors are therefore not copied from the host. The numbers are those of `make_sample`, except inputs that
+    operators compute: these operators run on the device.
 
     Args:
-        device: Where the call's tensors lie.
+        device: Device of the tensors.
         op: Name of an operator with a sample.
-        sizes: Its sizes.
+        sizes: Sizes of the sample.
+
+    Returns:
+        The call.
     """
     with torch.device(device):
         return (SAMPLES[op].timed or SAMPLES[op].make)(sizes)
 
 
 def map_tensors(call: Call, change: Callable[[Tensor], Tensor]) -> Call:
-    """The call with other tensors; one that occurs twice is changed once."""
+    """Returns the call with every tensor replaced. A tensor that occurs twice is changed once."""
     moved: dict[int, Tensor] = {}
 
     def move(value: Any) -> Any:
@@ -102,7 +131,7 @@ def map_tensors(call: Call, change: Callable[[Tensor], Tensor]) -> Call:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors of a result or of arguments: alone, in tuples and tables of caches, or in a dataclass."""
+    """Yields all tensors of a result or of arguments, also those in sequences, cache tables and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list, CacheTable)):
@@ -114,14 +143,23 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def run_sample(op: str, call: Call) -> list[Tensor]:
-    """Runs the operator: what it returns, then what it wrote."""
+    """Runs the operator. Returns its results, then the tensors that it writes in place."""
     return [*tensors_in(OPS[op](*call.arguments, **call.options)), *call.writes]
 
 
 def comparable_results(op: str, got: list[Tensor], want: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The results without what backends may differ in: the distribution after a whole chain, which may be left out
-    (`rejection_verify_logits`), and ancestor words without a bit, which a backend that knows no bound adds
-    (`tree_plan`).
+    """Removes the parts of results in which backends may differ.
+
+    Backends of `rejection_verify_logits` may omit the distribution after a fully accepted chain. Backends of
+    `tree_plan` that know no bound add ancestor words without bits.
+
+    Args:
+        op: Name of the operator.
+        got: Results of a backend.
+        want: Results of the reference.
+
+    Returns:
+        The comparable parts of both.
     """
     if op == "tree_plan":
         missing = want[2].shape[1] - got[2].shape[1]
@@ -129,15 +167,15 @@ def comparable_results(op: str, got: list[Tensor], want: list[Tensor]) -> tuple[
         return [*got[:2], wide[0], *got[3:]], [*want[:2], wide[1], *want[3:]]
     if op != "rejection_verify_logits":
         return got, want
-    (path, accepted), left_out = want[:2], [torch.isposinf(each[4]) for each in (got, want)]
+    (path, accepted), omitted = want[:2], [torch.isposinf(each[4]) for each in (got, want)]
     ends = path.gather(1, accepted[:, None].long())
-    optional = torch.zeros_like(left_out[0]).index_fill_(0, ends[ends >= 0].long(), True)
-    rows = ~optional | (left_out[0] == left_out[1])
+    optional = torch.zeros_like(omitted[0]).index_fill_(0, ends[ends >= 0].long(), True)
+    rows = ~optional | (omitted[0] == omitted[1])
     return [*got[:3], *(each[rows] for each in got[3:])], [*want[:3], *(each[rows] for each in want[3:])]
 
 
 def difference(got: Tensor, want: Tensor, tolerance: float) -> tuple[float, str | None]:
-    """(largest difference relative to 1 + |want|, how the tensors differ or None)."""
+    """Returns the largest difference relative to 1 + |want|, and how the tensors differ or None."""
     if got.shape != want.shape or got.dtype != want.dtype:
         return float("inf"), f"{got.dtype} {list(got.shape)}; expected {want.dtype} {list(want.shape)}"
     got, want = got.cpu(), want.cpu()
@@ -158,7 +196,18 @@ def check(
     sizes: Sizes | None = None,
     only: Sequence[str] | None = None,
 ) -> Iterator[Agreement]:
-    """Every backend of the operators on sample calls, one after the other; only: names of `cases`, all by default."""
+    """Compares every backend of the operators with the reference on sample calls.
+
+    Args:
+        ops: Names of operators; None for all.
+        dtypes: Data types of the samples.
+        device: Device of the samples.
+        sizes: Sizes of the samples.
+        only: Names of `cases`; None for all.
+
+    Yields:
+        One `Agreement` per operator, data type, case and backend.
+    """
     for name in ops if ops is not None else OPS:
         for dtype in dtypes:
             if dtype != torch.float32 and "dtype" not in SAMPLES[name].names:
@@ -169,6 +218,7 @@ def check(
 
 
 def _check_case(name: str, case: str, sizes: Sizes, device: torch.device | str) -> Iterator[Agreement]:
+    """Compares all backends on one sample."""
     with use_backend(REFERENCE):
         known = make_sample(name, sizes, device, case)
     want: list[Tensor] | None = None
@@ -180,30 +230,33 @@ def _check_case(name: str, case: str, sizes: Sizes, device: torch.device | str) 
             short = str(sizes.dtype).removeprefix("torch.")
             yield Agreement(name, backend.name, short, False, True, 0.0, reason, case)
             continue
-        if want is None:  # nobody to compare it with is nothing to wait for
+        if want is None:  # the reference runs only if there is a backend to compare
             with use_backend(REFERENCE):
                 want = run_sample(name, known)
         yield _compare(name, backend.name, case, sizes, device, want)
 
 
 def _why_not(name: str, backend: str, call: Call) -> str | None:
-    """Why a backend is not compared on a call, or None."""
-    options = {key: value for key, value in call.options.items() if key != "overlay"}  # any backend: see Op
+    """Returns why a backend is not compared on a call, or None."""
+    options = {
+        key: value for key, value in call.options.items() if key != "overlay"
+    }  # every backend accepts it: see Op
     with use_backend(backend):
         reason = next(row.reason for row in OPS[name].explain(*call.arguments, **options) if row.backend == backend)
-    return NO_JUDGE if reason is None and backend == "triton" and INTERPRETED else reason
+    return INTERPRETER_UNRELIABLE if reason is None and backend == "triton" and INTERPRETED else reason
 
 
 def _compare(
     name: str, backend: str, case: str, sizes: Sizes, device: torch.device | str, want: list[Tensor]
 ) -> Agreement:
+    """Runs a backend on a new sample call and compares its results."""
     short = str(sizes.dtype).removeprefix("torch.")
-    with use_backend(REFERENCE):  # what the operator is called with must not depend on the backend
+    with use_backend(REFERENCE):  # the arguments must not depend on the backend
         call = make_sample(name, sizes, device, case)
     with use_backend(backend):
         try:
             got = run_sample(name, call)
-        except Exception as error:  # of any kind, and the other backends and operators go on
+        except Exception as error:  # reported; the other backends and operators still run
             words = f"{type(error).__name__}: {error}"
             return Agreement(name, backend, short, True, False, float("inf"), words, case)
     pairs = zip(*comparable_results(name, got, want), strict=True)

@@ -1,4 +1,4 @@
-"""Sample calls of the attention and cache operators, by shape; `agreement.SAMPLES` has those of all operators."""
+"""Sample calls of the attention and cache operators; `agreement.SAMPLES` has those of all operators."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ from ..ops.tree_plan import TreePlan, tree_plan
 class Call:
     """One call of an operator.
 
-    writes: tensors among the arguments that the operator writes to; bytes: what it must read and write at least;
-    products: multiplications of its matrix products; grows: place of the argument that each call adds to, if one does.
+    Attributes:
+        arguments: Positional arguments.
+        options: Keyword arguments.
+        writes: Tensors among the arguments that the operator writes to.
+        bytes: Bytes that the call must read and write at least.
+        products: Multiplications in its matrix products.
+        increments: Index of the argument that the call adds to, or None.
     """
 
     arguments: tuple[Any, ...]
@@ -31,31 +36,40 @@ class Call:
     writes: tuple[Tensor, ...] = ()
     bytes: int = 0
     products: int = 0
-    grows: int | None = None
+    increments: int | None = None
 
     def repeatable(self, op: Callable[..., Any]) -> Callable[[], Any]:
-        """The call by an operator, as often as one likes: what it adds to is put back after each."""
+        """Returns a function that runs the call. It restores the incremented argument, so it can run repeatedly."""
         run = partial(op, *self.arguments, **self.options)
-        if self.grows is None:
+        if self.increments is None:
             return run
-        grown: Tensor = self.arguments[self.grows]
-        before = grown.clone()
+        incremented: Tensor = self.arguments[self.increments]
+        before = incremented.clone()
 
-        def again() -> Any:
-            found = run()
-            grown.copy_(before)
-            return found
+        def run_and_restore() -> Any:
+            result = run()
+            incremented.copy_(before)
+            return result
 
-        return again
+        return run_and_restore
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a sample is made of; each operator takes some of it.
+    """Sizes of a sample. Each operator depends on some of them.
 
-    rows: requests; nodes: nodes of each; length: committed tokens of each, as many as a multiple of the page or not;
-    heads, kv_heads, width, page, layers: of the cache; vocab: columns of logits; dtype: of logits, queries and caches;
-    top_p: of the distributions.
+    Attributes:
+        rows: Requests.
+        nodes: Nodes of each request.
+        length: Committed tokens of each request, a multiple of `page` or not.
+        heads: Query heads.
+        kv_heads: Key/value heads.
+        width: Width of a head.
+        page: Slots of a page.
+        layers: Layers of the cache.
+        vocab: Columns of the logits.
+        dtype: Data type of logits, queries and caches.
+        top_p: Top-p of the distributions.
     """
 
     rows: int = 2
@@ -75,16 +89,17 @@ BOUNDS = {
     "rows": (1, 4096), "nodes": (1, 4096), "length": (0, 2**20), "heads": (1, 256), "kv_heads": (1, 256),
     "width": (1, 1024), "page": (1, 2**16), "layers": (1, 256), "vocab": (32, 2**20),
 }  # fmt: skip
-"""Least and most of each size of a sample that somebody asks for by name."""
+"""Smallest and largest value of each size that the command line accepts."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def size_of(*tensors: Tensor) -> int:
+    """Returns the bytes of all tensors together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def estimate_bytes(names: Sequence[str], sizes: Sizes) -> int:
-    """About how many bytes a sample that looks at these sizes takes while it is made."""
+    """Returns roughly the peak bytes of making a sample that depends on the named sizes."""
     count, size = sizes.rows * (sizes.nodes if "nodes" in names else 1), sizes.dtype.itemsize
     total = count * (64 + 4 * -(-sizes.nodes // 32))
     if "vocab" in names:
@@ -101,9 +116,18 @@ def estimate_bytes(names: Sequence[str], sizes: Sizes) -> int:
 
 
 def random(sizes: Sizes, *shape: int, scale: float = 1.0) -> Tensor:
-    """Normal numbers; large tensors repeat two million of them, because making more takes a while.
+    """Returns normal random numbers of `sizes.dtype`.
 
-    They are drawn on the CPU, so that they do not depend on the device, and repeated where the sample is made.
+    They are sampled on the CPU, so they do not depend on the device. Large tensors repeat two million numbers, because
+    more would take long. The repetition runs on the default device.
+
+    Args:
+        sizes: Gives the data type.
+        shape: Shape of the tensor.
+        scale: Standard deviation.
+
+    Returns:
+        The tensor, on the default device.
     """
     generator, count = torch.Generator().manual_seed(sum(shape)), prod(shape)
     numbers = (torch.randn(min(count, 2**21), generator=generator, device="cpu") * scale).to(sizes.dtype)
@@ -111,41 +135,46 @@ def random(sizes: Sizes, *shape: int, scale: float = 1.0) -> Tensor:
 
 
 def to_default_device(tensor: Tensor) -> Tensor:
-    """The tensor on the device on which new tensors are made (`with torch.device(...)`)."""
+    """Returns the tensor on the default device (`with torch.device(...)`)."""
     return tensor.to(torch.get_default_device())
 
 
 def int32(values: Any) -> Tensor:
+    """Returns values as an int32 tensor."""
     return torch.as_tensor(values, dtype=torch.int32)
 
 
 def offsets(sizes: Sizes) -> Tensor:
+    """Returns the first node of each request, int32 [rows + 1]."""
     return torch.arange(sizes.rows + 1, dtype=torch.int32) * sizes.nodes
 
 
 def parents(sizes: Sizes) -> Tensor:
-    """Trees whose nodes have two children each."""
+    """Returns the parents of binary trees, int32 [rows * nodes]."""
     return int32([-1, *((node - 1) // 2 for node in range(1, sizes.nodes))] * sizes.rows)
 
 
 def make_plan(sizes: Sizes) -> TreePlan:
+    """Returns the `TreePlan` of the binary trees."""
     return tree_plan(parents(sizes), offsets(sizes))
 
 
 def pages(sizes: Sizes) -> Tensor:
-    """Page table [rows, P] of pages in random order; page 0 stays free."""
+    """Returns a page table [rows, P] of pages in random order; page 0 stays free."""
     per_row = -(-(sizes.length + sizes.nodes) // sizes.page)
     order = torch.randperm(sizes.rows * per_row, generator=torch.Generator().manual_seed(0), device="cpu") + 1
     return to_default_device(order.view(sizes.rows, per_row).int())
 
 
 def caches(sizes: Sizes, count: int) -> list[Tensor]:
+    """Returns `count` paged caches with different numbers."""
     table = pages(sizes)
     shape = (table.numel() + 1, sizes.page, sizes.kv_heads, sizes.width)
     return [random(sizes, *shape) + each for each in range(count)]
 
 
 def attention(sizes: Sizes) -> Call:
+    """Attention of binary trees over a paged cache."""
     plan, (keys, values) = make_plan(sizes), caches(sizes, 2)
     query = random(sizes, sizes.rows * sizes.nodes, sizes.heads, sizes.width)
     lengths = int32([sizes.length] * sizes.rows)
@@ -159,7 +188,7 @@ def attention(sizes: Sizes) -> Call:
 
 
 def attention_with_plan(sizes: Sizes) -> Call:
-    """Attention as targets call it: with a plan where the chosen backend uses one."""
+    """Attention as targets call it: with a plan if the selected backend uses one."""
     call = attention(sizes)
     query, keys, _, table, lengths, bounds, ancestors, _ = call.arguments
     plan = plan_for(query, keys, table, lengths, bounds, ancestors)
@@ -167,14 +196,14 @@ def attention_with_plan(sizes: Sizes) -> Call:
 
 
 def linear(sizes: Sizes) -> Call:
-    """A square layer over the nodes of all rows, its weight stored by input."""
+    """A square linear layer over the nodes of all rows, with a transposed weight in memory."""
     inputs = sizes.heads * sizes.width
     x, weight = random(sizes, sizes.rows * sizes.nodes, inputs), random(sizes, inputs, inputs, scale=inputs**-0.5)
     return Call((x, weight.t(), random(sizes, inputs)), bytes=size_of(x, x, weight), products=x.numel() * inputs)
 
 
-def weighted(sizes: Sizes) -> tuple[DecoderTable, int]:
-    """A decoder as wide as its heads together, whose inner width is twice that, and the numbers in its matrices."""
+def decoder_table(sizes: Sizes) -> tuple[DecoderTable, int]:
+    """Returns a decoder with hidden width heads * width and twice that inner width, and its number of weights."""
     hidden, shared = sizes.heads * sizes.width, sizes.kv_heads * sizes.width
 
     def matrix(rows: int, inputs: int) -> Tensor:
@@ -198,8 +227,8 @@ def weighted(sizes: Sizes) -> tuple[DecoderTable, int]:
 
 
 def decoder(sizes: Sizes) -> Call:
-    """Trees over a decoder."""
-    (made, weights), table, plan = weighted(sizes), pages(sizes), make_plan(sizes)
+    """A forward pass of trees through a decoder."""
+    (made, weights), table, plan = decoder_table(sizes), pages(sizes), make_plan(sizes)
     tokens = torch.arange(sizes.rows * sizes.nodes) * 7 % sizes.vocab
     place = sizes.length + torch.arange(sizes.nodes).repeat(sizes.rows)
     slots = table.long().repeat_interleave(sizes.nodes, 0).gather(1, place[:, None] // sizes.page)[:, 0]
@@ -215,40 +244,43 @@ def decoder(sizes: Sizes) -> Call:
 
 
 def drafting(sizes: Sizes) -> Call:
-    """Chains of `nodes` tokens behind the root of each row."""
-    (made, weights), each = weighted(sizes), torch.ones(sizes.rows)
+    """Draft chains of `nodes` tokens after the root of each row."""
+    (made, weights), each = decoder_table(sizes), torch.ones(sizes.rows)
     tokens, rows = torch.arange(sizes.rows) * 7 % sizes.vocab, torch.arange(sizes.rows)
     lengths = int32([sizes.length] * sizes.rows)
     where = torch.arange(sizes.rows + 1).int(), [sizes.nodes] * sizes.rows, rows.int(), pages(sizes), lengths
-    asked = each, int32([0] * sizes.rows), each, 0 * each, rows + 11, lengths.clone()
+    sampling = each, int32([0] * sizes.rows), each, 0 * each, rows + 11, lengths.clone()
     seen = sizes.layers * sizes.rows * (sizes.length + sizes.nodes) * sizes.kv_heads * sizes.width
     return Call(
-        (made, tokens, *where, *asked, sizes.vocab),
+        (made, tokens, *where, *sampling, sizes.vocab),
         {},
         (*made.keys, *made.values, lengths),
         bytes=sizes.nodes * (weights + 2 * seen) * sizes.dtype.itemsize,
         products=sizes.nodes * sizes.rows * weights,
-        grows=6,
+        increments=6,
     )
 
 
-def shares(sizes: Sizes) -> Call:
+def split_work(sizes: Sizes) -> Call:
+    """The work split of one attention pass."""
     lengths, group = int32([sizes.length] * sizes.rows), sizes.heads // sizes.kv_heads
     numbers = {"kv_heads": sizes.kv_heads, "group": group, "block_m": 16, "block_n": 64, "programs": 264}
     return Call((lengths, offsets(sizes), sizes.rows * sizes.nodes), numbers, bytes=size_of(lengths) * 4)
 
 
 def plan(sizes: Sizes) -> Call:
+    """The `TreePlan` of binary trees."""
     at = parents(sizes), offsets(sizes)
     return Call(at, bytes=size_of(*at) * 5)
 
 
 def plan_in_bounds(sizes: Sizes) -> Call:
-    """The plan as engines ask for it, with the nodes of the largest row, which their host knows."""
+    """The plan as engines compute it: with the nodes of the largest row, which the host knows."""
     return replace(plan(sizes), options={"max_nodes": sizes.nodes})
 
 
 def slots(sizes: Sizes) -> Call:
+    """The cache slots of all nodes."""
     table, lengths = pages(sizes), int32([sizes.length] * sizes.rows)
     nodes = sizes.rows * sizes.nodes
     where = torch.arange(sizes.rows).int(), offsets(sizes), make_plan(sizes).depth
@@ -256,6 +288,7 @@ def slots(sizes: Sizes) -> Call:
 
 
 def stage(sizes: Sizes) -> Call:
+    """Keys and values of all nodes, staged in a cache."""
     nodes = sizes.rows * sizes.nodes
     entries = [random(sizes, nodes, sizes.kv_heads, sizes.width) for _ in range(2)]
     stored = caches(sizes, 2)
@@ -263,8 +296,8 @@ def stage(sizes: Sizes) -> Call:
     return Call((*entries, *stored, where), {}, tuple(stored), bytes=2 * size_of(*entries))
 
 
-def accepted(sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """(path, num_accepted): to the last node of every row."""
+def accepted_paths(sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Returns path and num_accepted that lead to the last node of every row."""
     walk = [sizes.nodes - 1]
     while walk[0] > 0:
         walk.insert(0, (walk[0] - 1) // 2)
@@ -272,9 +305,9 @@ def accepted(sizes: Sizes) -> tuple[Tensor, Tensor]:
     return path, int32([len(walk) - 1] * sizes.rows)
 
 
-def committed(sizes: Sizes, stored: list[Tensor], scratch: list[Tensor] | None = None) -> Call:
-    """Commits to all of `stored`, out of a scratch if there is one; in place only nodes move that lie elsewhere."""
-    path, count = accepted(sizes)
+def commit_to(sizes: Sizes, stored: list[Tensor], scratch: list[Tensor] | None = None) -> Call:
+    """Commits accepted nodes to all caches, from `scratch` if given. In place, only nodes at other slots move."""
+    path, count = accepted_paths(sizes)
     lengths, rows = int32([sizes.length] * sizes.rows), torch.arange(sizes.rows).int()
     own, tables = lengths.clone(), [CacheTable(stored)]
     if scratch is not None:
@@ -290,19 +323,21 @@ def committed(sizes: Sizes, stored: list[Tensor], scratch: list[Tensor] | None =
 
 
 def commit(sizes: Sizes) -> Call:
-    return committed(sizes, caches(sizes, 2 * sizes.layers))
+    """Commit in place, in all layers."""
+    return commit_to(sizes, caches(sizes, 2 * sizes.layers))
 
 
 def commit_scratch(sizes: Sizes) -> Call:
+    """Commit from a scratch cache, in all layers."""
     shape = (sizes.rows * sizes.nodes, sizes.kv_heads, sizes.width)
     scratch = [random(sizes, *shape) + each for each in range(2 * sizes.layers)]
-    return committed(sizes, caches(sizes, 2 * sizes.layers), scratch)
+    return commit_to(sizes, caches(sizes, 2 * sizes.layers), scratch)
 
 
 def commit_pages(sizes: Sizes) -> Call:
-    """Pages of one slot."""
+    """Commit of page ids, with pages of one slot."""
     table = pages(replace(sizes, page=1))
-    _, _, *others = committed(sizes, caches(sizes, 1)).arguments
+    _, _, *others = commit_to(sizes, caches(sizes, 1)).arguments
     own_table = table.clone()
     writes = (others[-1], own_table)
     return Call((table, *others, own_table), {}, writes, bytes=8 * sizes.rows * sizes.nodes)
@@ -313,11 +348,11 @@ class Sample:
     """A sample of an operator.
 
     Attributes:
-        make: Makes the call of some sizes.
-        names: The sizes that it looks at.
-        gpu: Large sizes, as a GPU's benchmark has them.
-        dtypes: Those that the operator takes.
-        timed: Makes the call that is timed, where an engine calls the operator with more than `make` gives it.
+        make: Makes the call for given sizes.
+        names: Names of the sizes that the call depends on.
+        gpu: Large sizes for benchmarks on a GPU.
+        dtypes: Data types that the operator supports.
+        timed: Makes the call for timing, if an engine passes more arguments than `make`. None: `make`.
     """
 
     make: Callable[[Sizes], Call]
@@ -340,7 +375,7 @@ CACHE_SAMPLES: dict[str, Sample] = {
     "fused_forward": Sample(decoder, ("heads", "layers", "vocab", *_CACHE)),
     "draft_chain": Sample(drafting, ("heads", "layers", "vocab", *_CACHE)),
     "batch_invariant_linear": Sample(linear, ("rows", "nodes", "heads", "width", "dtype")),
-    "attention_plan": Sample(shares, ("rows", "nodes", "length", "heads", "kv_heads"), (Sizes(rows=64),)),
+    "attention_plan": Sample(split_work, ("rows", "nodes", "length", "heads", "kv_heads"), (Sizes(rows=64),)),
     "kv_commit": Sample(commit, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 8, 64))),
     "kv_commit_scratch": Sample(
         commit_scratch, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 64))

@@ -1,4 +1,4 @@
-"""Sample calls with options: what the plain ones of `samples` and `samples_verify` leave out, by operator and name."""
+"""Sample calls with options that the plain samples do not use, by operator and name of the case."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .samples_verify import (
     chain_logits,
     dist,
     draw,
-    edit,
     expand,
     match,
+    process,
     replay,
     replay_walk,
     seeds,
@@ -39,23 +39,25 @@ from .samples_verify import (
 Make = Callable[[Sizes], Call]
 FILTERS = {"top-k": (1.0, 20, 1.0, 0.0), "top-p": (1.0, 0, 0.6, 0.0), "min-p": (0.7, 0, 1.0, 0.05)}
 """Temperature, top-k, top-p and min-p."""
-MARKS = {
+KINDS = {
     "sampled": (SAMPLED, SAMPLED),
     "sampled without replacement": (SAMPLED_WITHOUT_EARLIER, SAMPLED_WITHOUT_EARLIER),
     "deterministic and sampled": (DETERMINISTIC, SAMPLED_WITHOUT_DETERMINISTIC),
 }
-"""Of the two children of a node."""
+"""Proposal kinds of the two children of a node."""
 
 
-def filtered(name: str, count: int) -> tuple[Tensor, ...]:
-    """The parameters of a filter for `distribution_stats`, for so many rows."""
+def filter_settings(name: str, count: int) -> tuple[Tensor, ...]:
+    """Returns the arguments of `distribution_stats` for a filter and `count` rows."""
     temperature, top_k, top_p, min_p = FILTERS[name]
     one = torch.ones(count)
     return temperature * one, int32([top_k] * count), top_p * one, min_p * one
 
 
-def attending(sizes: Sizes, *, causal: bool = False, sinks: bool = False, float8: bool = False, **options: Any) -> Call:
-    """Attention with options; those that are tensors are made here."""
+def attention_with(
+    sizes: Sizes, *, causal: bool = False, sinks: bool = False, float8: bool = False, **options: Any
+) -> Call:
+    """Attention with options. Tensors among them are made here."""
     call = attention(sizes)
     query, keys, values, *where, ancestors, depth = call.arguments
     if causal:
@@ -70,48 +72,53 @@ def attending(sizes: Sizes, *, causal: bool = False, sinks: bool = False, float8
     return replace(call, arguments=arguments, options=call.options | options)
 
 
-def greedily(call: Call) -> Call:
-    """Chains of the likeliest tokens: without a temperature."""
+def without_temperature(call: Call) -> Call:
+    """The call with draft chains of the most likely tokens."""
     return replace(call, arguments=(*call.arguments[:7], None, *call.arguments[8:]))
 
 
 def wide(width: int) -> Make:
+    """Attention with heads of this width."""
     return lambda sizes: attention(replace(sizes, width=width))
 
 
 def with_dist(make: Make, name: str, place: int) -> Make:
-    """The call with another target distribution: of five parts behind one another or in a tuple, by the operator."""
+    """Replaces the target distribution, the tuple at index `place` of the arguments, by a filtered one."""
 
-    def made(sizes: Sizes) -> Call:
+    def make_call(sizes: Sizes) -> Call:
         call = make(sizes)
         matrix = call.arguments[place][0]
-        target = (matrix, *distribution_stats(matrix, *filtered(name, len(matrix))))
+        target = (matrix, *distribution_stats(matrix, *filter_settings(name, len(matrix))))
         return replace(call, arguments=(*call.arguments[:place], target, *call.arguments[place + 1 :]))
 
-    return made
+    return make_call
 
 
 def with_settings(make: Make, name: str, place: int) -> Make:
-    """The call with other parameters of its distributions, which the operator makes itself."""
+    """Replaces the sampling settings at index `place` of the arguments, from which the operator makes distributions."""
 
-    def made(sizes: Sizes) -> Call:
+    def make_call(sizes: Sizes) -> Call:
         call = make(sizes)
         count = len(call.arguments[0])
-        return replace(call, arguments=(*call.arguments[:place], filtered(name, count), *call.arguments[place + 1 :]))
+        return replace(
+            call, arguments=(*call.arguments[:place], filter_settings(name, count), *call.arguments[place + 1 :])
+        )
 
-    return made
+    return make_call
 
 
 def filter_statistics(name: str) -> Make:
-    def made(sizes: Sizes) -> Call:
-        matrix, *_ = statistics(sizes).arguments
-        return Call((matrix, *filtered(name, len(matrix))), bytes=size_of(matrix))
+    """Statistics of filtered rows."""
 
-    return made
+    def make_call(sizes: Sizes) -> Call:
+        matrix, *_ = statistics(sizes).arguments
+        return Call((matrix, *filter_settings(name, len(matrix))), bytes=size_of(matrix))
+
+    return make_call
 
 
 def greedy_and_pivots(sizes: Sizes) -> Call:
-    """Every other row greedy, top-p on all, with masses and with the likeliest token of every row as its pivot."""
+    """Every other row greedy, with masses, and with the most likely token of every row as its pivot."""
     matrix, _, *rest = statistics(sizes).arguments
     temperature = (torch.arange(len(matrix)) % 2).float()
     options = {"masses": True, "pivots": matrix.float().argmax(1)}
@@ -119,35 +126,35 @@ def greedy_and_pivots(sizes: Sizes) -> Call:
 
 
 def filter_draw(make: Make, name: str, parts: tuple[int, ...]) -> Make:
-    """A draw from filtered rows; parts: which of the statistics the operator takes."""
+    """Samples from filtered rows. `parts` are the indices of the statistics that the operator takes."""
 
-    def made(sizes: Sizes) -> Call:
+    def make_call(sizes: Sizes) -> Call:
         call = make(sizes)
         matrix = call.arguments[0]
-        known = distribution_stats(matrix, *filtered(name, len(matrix)))
-        taken = [known[part] for part in parts]
-        return replace(call, arguments=(matrix, *taken, *call.arguments[1 + len(taken) :]))
+        known = distribution_stats(matrix, *filter_settings(name, len(matrix)))
+        selected = [known[part] for part in parts]
+        return replace(call, arguments=(matrix, *selected, *call.arguments[1 + len(selected) :]))
 
-    return made
+    return make_call
 
 
 def overlay_of(sizes: Sizes) -> Overlay:
-    """Penalties, bias and masks over the logits of the samples."""
+    """Returns an overlay of penalties, bias and masks for the logits of the samples."""
     with use_backend(REFERENCE):
-        return process_logits_overlay(*edit(sizes).arguments)
+        return process_logits_overlay(*process(sizes).arguments)
 
 
 def under_overlay(make: Make) -> Make:
-    """The call with edits over its logits."""
+    """Adds an overlay of logits processors to the call."""
     return lambda sizes: _with_options(make(sizes), overlay=overlay_of(sizes))
 
 
 def chain_under_overlay(sizes: Sizes) -> Call:
-    """The chain whose target distribution is that of the edited logits."""
+    """The chain sample, with the target distribution of the processed logits."""
     call, overlay = chain(sizes), overlay_of(sizes)
     *nodes, target, draft, ids, own, roots = call.arguments
-    edited = dist(overlay.apply(target[0]))
-    arguments = (*nodes, (target[0], *edited[1:]), draft, ids, own, roots)
+    processed = dist(overlay.apply(target[0]))
+    arguments = (*nodes, (target[0], *processed[1:]), draft, ids, own, roots)
     return _with_options(replace(call, arguments=arguments), overlay=overlay)
 
 
@@ -156,17 +163,18 @@ def _with_options(call: Call, **options: Any) -> Call:
 
 
 def by_rule(make: Make) -> Make:
+    """Uses the block rule."""
     return lambda sizes: _with_options(make(sizes), rule="block")
 
 
-def marked(make: Callable[..., Call], name: str, count: int | None = None) -> Make:
-    """Proposals with marks; count: arguments of the operator that shows thresholds."""
+def with_kinds(make: Callable[..., Call], name: str, count: int | None = None) -> Make:
+    """Uses sampled proposals of these kinds. A count gives the call of the operator that shows thresholds."""
 
-    def made(sizes: Sizes) -> Call:
-        call = make(sizes, MARKS[name])
+    def make_call(sizes: Sizes) -> Call:
+        call = make(sizes, KINDS[name])
         return call if count is None else thresholds(call, count)
 
-    return made
+    return make_call
 
 
 def noisy_expand(sizes: Sizes) -> Call:
@@ -176,8 +184,8 @@ def noisy_expand(sizes: Sizes) -> Call:
     return _with_options(call, seeds=own, positions=positions, sharpness=1.5)
 
 
-def grown(sizes: Sizes, *, levels: int, noise: bool) -> Call:
-    """The last of the levels of trees that keep the best; the reference has grown those before."""
+def last_level(sizes: Sizes, *, levels: int, noise: bool) -> Call:
+    """The last of `levels` levels of growing trees. The reference grows the levels before it."""
     keep, width = 8, 4
     growth = Growth.room(int32([keep] * sizes.rows), keep, levels, dist(random(sizes, 1, sizes.vocab))[1].dtype)
     growth.tokens[:, 0] = 1
@@ -199,8 +207,8 @@ def grown(sizes: Sizes, *, levels: int, noise: bool) -> Call:
 
 
 def forced(sizes: Sizes) -> Call:
-    """All four kinds of edits: a token without an alternative after every root, and deeper in the first tree."""
-    call = edit(sizes)
+    """All four logits processors, with forced tokens after every root and deeper in the first tree."""
+    call = process(sizes)
     root = int(call.arguments[1].roots[0])
     bounds, ids = int32([0, *range(2, sizes.rows + 2)]), int32(range(3, sizes.rows + 4))
     entries = Forced(bounds, int32([root + 1, root + 2] + [root + 1] * (sizes.rows - 1)), ids)
@@ -209,7 +217,7 @@ def forced(sizes: Sizes) -> Call:
 
 
 def pairs(sizes: Sizes) -> Call:
-    """Histories of three tokens: each pair of them was there often, and was followed by any of them."""
+    """Histories over three tokens, in which every pair occurs often with different successors."""
     tokens, starts, lengths, *_ = match(sizes).arguments
     generator = torch.Generator().manual_seed(1)
     tokens = to_default_device(torch.randint(3, tokens.shape, generator=generator, device="cpu"))
@@ -218,20 +226,22 @@ def pairs(sizes: Sizes) -> Call:
 
 OPTIONS: dict[str, dict[str, Make]] = {
     "tree_attention": {
-        "window": partial(attending, window=9),
-        "softcap": partial(attending, softcap=5.0),
-        "sinks": partial(attending, sinks=True),
-        "log-sum-exp": partial(attending, return_lse=True),
-        "causal": partial(attending, causal=True),
-        "causal with all of these": partial(attending, causal=True, window=9, softcap=5.0, sinks=True, return_lse=True),
-        "float8 cache": partial(attending, float8=True),
-        "batch invariant": partial(attending, batch_invariant=True, return_lse=True),
+        "window": partial(attention_with, window=9),
+        "softcap": partial(attention_with, softcap=5.0),
+        "sinks": partial(attention_with, sinks=True),
+        "log-sum-exp": partial(attention_with, return_lse=True),
+        "causal": partial(attention_with, causal=True),
+        "causal with all of these": partial(
+            attention_with, causal=True, window=9, softcap=5.0, sinks=True, return_lse=True
+        ),
+        "float8 cache": partial(attention_with, float8=True),
+        "batch invariant": partial(attention_with, batch_invariant=True, return_lse=True),
         "width 96": wide(96),
         "width 256": wide(256),
     },
     "draft_chain": {
         "sampled": lambda sizes: replace(drafting(sizes), options={"first_draw": 0}),
-        "greedy": lambda sizes: greedily(drafting(sizes)),
+        "greedy": lambda sizes: without_temperature(drafting(sizes)),
     },
     "distribution_stats": {
         **{name: filter_statistics(name) for name in FILTERS},
@@ -253,18 +263,18 @@ OPTIONS: dict[str, dict[str, Make]] = {
     "rejection_thresholds": {"block rule": by_rule(lambda sizes: thresholds(chain(sizes), 7))},
     "replay_verify": {name: with_settings(replay_walk, name, 6) for name in FILTERS},
     "recursive_rejection_verify": {
-        **{name: marked(tree, name) for name in MARKS},
+        **{name: with_kinds(tree, name) for name in KINDS},
         "top-p": with_dist(tree, "top-p", 6),
     },
-    "traversal_verify": {**{name: marked(tree, name) for name in MARKS}, "top-p": with_dist(tree, "top-p", 6)},
-    "recursive_rejection_thresholds": {name: marked(tree, name, 9) for name in MARKS},
-    "traversal_thresholds": {name: marked(tree, name, 9) for name in MARKS},
+    "traversal_verify": {**{name: with_kinds(tree, name) for name in KINDS}, "top-p": with_dist(tree, "top-p", 6)},
+    "recursive_rejection_thresholds": {name: with_kinds(tree, name, 9) for name in KINDS},
+    "traversal_thresholds": {name: with_kinds(tree, name, 9) for name in KINDS},
     "typical_verify": {"top-p": with_dist(typical, "top-p", 4)},
     "tree_expand": {"noise": noisy_expand},
     "tree_grow": {
-        "noise": partial(grown, levels=1, noise=True),
-        "second level": partial(grown, levels=2, noise=False),
-        "second level with noise": partial(grown, levels=2, noise=True),
+        "noise": partial(last_level, levels=1, noise=True),
+        "second level": partial(last_level, levels=2, noise=False),
+        "second level with noise": partial(last_level, levels=2, noise=True),
     },
     "process_logits": {"forced tokens": forced},
     "ngram_match": {"pairs": pairs, "pairs, frequent": lambda sizes: _with_options(pairs(sizes), frequent=True)},
