@@ -1,9 +1,9 @@
-"""How a look-up of the drafter `rest` grows with its datastore: sizes of a factor of ten, the file in memory.
+"""Time of a look-up of drafter `rest` by size of its datastore, with the file in memory.
 
-`python -m benchmarks.datastore` builds the datastores one after another in a folder of its own, prints a table and
-writes a result file (in benchmarks/results) after every size. The text has Zipf's frequencies over 32,000 tokens, and
-half of it is copied from elsewhere in its document; contexts are places of it with one of their sixteen tokens changed,
-so that matches of all lengths occur.
+`python -m benchmarks.datastore` builds the datastores one after another, prints a table, and writes a result file (in
+benchmarks/results) after every size. The text has Zipf's frequencies over 32,000 tokens, and half of it is copied from
+elsewhere in its document. Contexts are sixteen tokens of it with one token replaced, so that matches of all lengths
+occur.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VOCAB, DOCUMENT = 32_000, 10**6
 
 
 def document(seed: int, length: int = DOCUMENT) -> np.ndarray[Any, Any]:
-    """Tokens, int64 [length]."""
+    """Returns a random document, int64 [length]."""
     source = np.random.default_rng(seed)
     weights = 1 / np.arange(1, VOCAB + 1)
     text = source.choice(VOCAB, length, p=weights / weights.sum())
@@ -43,7 +43,7 @@ def document(seed: int, length: int = DOCUMENT) -> np.ndarray[Any, Any]:
 
 
 def contexts(stream: Any, count: int) -> Iterator[list[int]]:
-    """Sixteen tokens of somewhere, one of the first thirteen changed."""
+    """Yields sixteen tokens from random places, with one of the first thirteen replaced."""
     source = np.random.default_rng(0)
     for place in source.integers(0, len(stream) - 16, count):
         found = stream[place : place + 16].astype(np.int64).tolist()
@@ -52,12 +52,12 @@ def contexts(stream: Any, count: int) -> Iterator[list[int]]:
 
 
 def measure(size: int, folder: Path, queries: int) -> dict[str, Any]:
-    """Builds a datastore of `size` tokens and times proposals of 64 nodes at one row each: microseconds."""
+    """Builds a datastore of `size` tokens, and times proposals of 64 nodes for one row in microseconds."""
     start = time.perf_counter()
     build(folder / "store", (document(seed, min(size, DOCUMENT)) for seed in range(max(size // DOCUMENT, 1))), VOCAB)
     built = time.perf_counter() - start
     store = Datastore(folder / "store")
-    store.verify()  # reads all of it: what follows finds the file in memory
+    store.verify()  # reads the whole file into memory
     drafter, state = get_drafter("rest")(datastore=store), DecodeState(1, 64)
     spent, nodes = [], 0
     for context in contexts(store._arrays["tokens"], queries):
@@ -77,7 +77,7 @@ def measure(size: int, folder: Path, queries: int) -> dict[str, Any]:
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table."""
+    """Returns the rows as a Markdown table."""
     lines = ["| tokens | file, MB | median, us | 99 of 100 below, us | nodes |", "|" + "---|" * 5]
     for row in rows:
         lines.append(

@@ -1,4 +1,4 @@
-"""What drafting costs outside of models: the time of a drafter's verbs without the passes inside of them, per step."""
+"""Time of a drafter's methods without the passes of models inside, as a share of the engine's steps."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 VERBS = ("begin", "propose", "observe")
 PASSES = (("model", "_run"), ("model", "logits"), ("model", "features"), ("heads", "forward"))
-"""Where drafters with a model or with heads run these: (attribute of the drafter, its method)."""
+"""Methods that run passes: (attribute of the drafter, method)."""
 
 
 class DraftClock:
-    """Adds up the seconds of an engine's steps, of its drafter's verbs, and of the passes inside these."""
+    """Sums the seconds of an engine's steps, of its drafter's methods, and of the passes inside these."""
 
     def __init__(self, engine: Any) -> None:
         self.step = self.drafting = self.passes = 0.0
@@ -30,7 +30,7 @@ class DraftClock:
 
     @property
     def share(self) -> float:
-        """Drafting outside of passes, of the step."""
+        """Time of drafting outside of passes, as a share of the steps."""
         return (self.drafting - self.passes) / self.step if self.step else 0.0
 
     def _timed(self, run: Callable[..., Any], what: str) -> Callable[..., Any]:

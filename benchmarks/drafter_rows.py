@@ -1,4 +1,4 @@
-"""Rows of the benchmark of drafters: as a table, and merged into a file of other rows."""
+"""Rows of the drafter benchmark: as a table, and merged into a results file."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 FORCED = ("edit", "repeat")  # workloads whose text is forced on the target
 NOTE = (
-    "The tokens of `edit` and `repeat` are forced on the target, which does not copy of itself; it does all its work, "
-    "and so do the drafters, which see what is committed and nothing else. A draft model is not measured there: it "
-    "follows a request's forced tokens, as every edit of the distribution, and would be told the text."
+    "The tokens of `edit` and `repeat` are forced on the target, which does not copy by itself. The target and the "
+    "drafters do all their work, and drafters see committed tokens only. A draft model is not measured there: it "
+    "applies a request's forced tokens, as all logits processors, and would know the text."
 )
 OWN_RUN = "measured"
-"""Key of a row that was measured in a run of its own: machine, date and conditions of that run."""
+"""Key in a row that was measured in its own run, with the machine, date and conditions of that run."""
 
 
 def key_of(row: Mapping[str, Any]) -> tuple[str, float, str]:
-    """What no two rows of a file share."""
+    """Returns the key that identifies a row of a file."""
     return row["workload"], row["temperature"], row["drafter"]
 
 
@@ -24,9 +24,9 @@ def merged(before: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], facts: 
     """Returns the contents of a results file with these rows in place of earlier ones of the same methods.
 
     Args:
-        before: The contents of the file. Its `environment` is that of the rows without a run of their own.
-        rows: What was measured now.
-        facts: Machine, date and conditions of these rows, which each of them keeps.
+        before: The contents of the file. Its `environment` describes the rows without their own run.
+        rows: New rows.
+        facts: Machine, date and conditions of the new rows, stored in each of them.
     """
     kept = [*before["rows"]]
     for row in rows:
@@ -45,7 +45,7 @@ def _cell(value: float | None, form: str = ".2f") -> str:
 
 
 def own_runs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for each run that measured some of the rows alone: the methods, the date and the machine."""
+    """Returns one line per run that measured some rows alone: methods, date and machine."""
     runs: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         facts = row.get(OWN_RUN)
@@ -57,14 +57,14 @@ def own_runs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _again(start: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """How steady the machine was in a run."""
+    """Returns the speed ratio of two equal engines in a run, which shows how steady the machine was."""
     again = [row["plain_again"] for row in rows if "plain_again" in row]
     words = f"{start} second engine without drafts: "
     return f"{words}{min(again):.2f} to {max(again):.2f} of the first one's speed." if again else ""
 
 
 def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a table."""
+    """Returns the rows as a Markdown table."""
     lines = [
         "| workload | drafter | T | tau | speed / plain | speed / HF assisted | speed / tau | drafting | copied | "
         "distinct-4 | identical | published |",

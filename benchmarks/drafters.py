@@ -1,16 +1,19 @@
-"""Every drafter beside plain decoding on the bundled target, interleaved in one run: tau, speed, text.
+"""Times every drafter and plain decoding on the bundled target, interleaved in one run.
 
-`python -m benchmarks.drafters` measures all of them, prints a table and writes a result file (in benchmarks/results)
-after every workload and temperature. `--only NAME --merge` measures a few beside plain decoding and replaces their
-rows, which then name the machine and the date of their own run. `drafting` is the drafter's time outside of models, as
-a share of the steps'; speed / tau is the efficiency, 1 where drafts cost nothing. The texts of all rounds are compared
-with plain decoding's, save under rules that write texts of their own: drafts that are drawn for these are measured at
-T = 1 alone.
-Workloads: `mixed`, the bundled prompts; `edit`, where the text is the prompt's with one token in twenty replaced; and
-`repeat`, where a prompt asks to repeat a text and the text follows. The bundled target does not copy of itself, so the
-tokens of `edit` and `repeat` are forced on it (`SamplingParams.forced_tokens`), as is said below the table: target and
-drafters do all their work, and the text is known beforehand. All engines read the same weights; a second one without
-drafts takes part, and how fast it is beside the first tells what a ratio is worth on this machine at this time.
+`python -m benchmarks.drafters` measures all drafters, prints a table, and writes a result file (in benchmarks/results)
+after every workload and temperature. `--only NAME --merge` measures a few drafters and replaces their rows, which then
+name the machine and the date of their own run.
+
+Column `drafting` is the drafter's time outside of models, as a share of the steps. Speed / tau is the efficiency, 1 if
+drafts cost nothing. The texts of all rounds are compared with those of plain decoding, except under rules that do not
+replay. Sampled proposals for such rules are measured at T = 1 only.
+
+The workloads are `mixed` (the bundled prompts), `edit` (the prompt's text with one token in twenty replaced) and
+`repeat` (a prompt that asks to repeat a text, and the text). The bundled target does not copy by itself, so the tokens
+of `edit` and `repeat` are forced (`SamplingParams.forced_tokens`). Target and drafters still do all their work.
+
+All engines read the same weights. A second engine without drafts runs too: its speed relative to the first is the error
+of a ratio on this machine.
 """
 
 from __future__ import annotations
@@ -41,16 +44,22 @@ from specdec_fast.loading import ASSETS, load_model, load_tokenizer
 from specdec_fast.rules import DEFAULT
 
 LAYERS = Path(__file__).parent / "layers_demo_target.json"
-"""What `specdec tune layers` found for the bundled target on prompts of its workload that are not measured on."""
+"""Result of `specdec tune layers` for the bundled target, on prompts of the workload that are not measured here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A drafter as it is measured. published: what its paper reports, on other models and machines; own_head: it needs
-    a trained head, bundled or in `--heads`; draft_wanted: `demo-draft` goes along though the drafter can do without;
-    memory: "" where it remembers one request alone, "shared" where it remembers those before it in the same round, with
-    nothing left of the round before, "warm" where all rounds' and, to begin with, some of the workload's other prompts;
-    rule: what verifies; one that is not `replay` writes texts that are not plain decoding's, of the same distribution.
+    """A drafter with its options, as it is measured.
+
+    Attributes:
+        drafter: Name of the drafter.
+        published: Speed-up that its paper reports, on other models and machines.
+        options: Options of the drafter.
+        own_head: Whether it needs a trained head, bundled or in `--heads`.
+        draft_wanted: Whether it gets `demo-draft` although it works without a draft model.
+        memory: "" if it learns from one request only, "shared" if it learns from earlier requests of the same round,
+            "warm" if it learns from all rounds and, before them, from other prompts of the workload.
+        rule: Rule of the engine. Rules other than `replay` give other texts of the same distribution.
     """
 
     drafter: str
@@ -68,13 +77,15 @@ class Method:
         return "demo-draft" if self.draft_wanted or takes_draft(self.drafter) else None
 
     def head(self, heads: Path | None) -> Path | None:
-        """The folder of its trained head, None where there is none."""
+        """Returns the folder of its trained head, or None."""
         places = [ASSETS / f"demo-{self.drafter}"] + ([heads / self.drafter] if heads else [])
         return next((place for place in reversed(places) if (place / "config.json").is_file()), None)
 
 
 TABLE = "drafters_cpu.json"
-TUNED = "tuned"  # in place of a file: the shape that `specdec tune tree` finds for the bundled pair, made on the spot
+TUNED = (
+    "tuned"  # placeholder for the shape that `specdec tune tree` finds for the bundled pair, measured in the same run
+)
 MIDDLE = {"skip_attention": list(range(3, 9)), "skip_mlp": list(range(3, 9))}  # of the bundled target's 12 layers
 METHODS: dict[str, Method] = {
     "draft_model": Method("draft_model", "2x to 3x (T5, Chinchilla)", {"num_draft_tokens": 4}),
@@ -116,7 +127,7 @@ METHODS: dict[str, Method] = {
     "eagle3": Method("eagle3", "3.0x (Spec-Bench, 13B)", {"width": 3}, own_head=True),
     "mtp": Method("mtp", "1.8x (DeepSeek-V3)", {"num_draft_tokens": 2}, own_head=True),
     "ngram": Method("ngram", "1.5x to 1.6x (Spec-Bench, 7B)"),
-    # warm at temperature 0 would be cheating: the rounds repeat their prompts, and no other seed changes the text
+    # no warm rows at temperature 0: the rounds repeat their texts there, which the drafter would know
     "suffix": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", {"shared": False}),
     "suffix, shared": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", memory="shared"),
     "suffix, warm": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", memory="warm"),
@@ -143,17 +154,16 @@ METHODS: dict[str, Method] = {
     "layer_skip, exit after 4": Method("layer_skip", "1.53x (13B) to 1.99x (70B)", {"exit_after": 4}),
 }
 
-
-COPYING = ("ngram", "suffix", "forest")  # what `edit` and `repeat` are measured with
+COPYING = ("ngram", "suffix", "forest")  # drafters that are measured on `edit` and `repeat`
 
 
 def copiers(names: list[str]) -> list[str]:
-    """Those of the methods that draft from the text alone."""
+    """Returns the methods that draft from the text alone."""
     return [name for name in names if METHODS[name].drafter in COPYING and METHODS[name].draft is None]
 
 
 def copied_share(prompt: list[int], text: list[int], size: int = 8) -> float:
-    """Share of the text's tokens that lie in runs of at least `size` tokens that occur in the prompt."""
+    """Returns the share of a text's tokens in runs of at least `size` tokens that the prompt contains."""
     known = {tuple(prompt[at : at + size]) for at in range(len(prompt) - size + 1)}
     covered = [False] * len(text)
     for at in range(len(text) - size + 1):
@@ -163,9 +173,7 @@ def copied_share(prompt: list[int], text: list[int], size: int = 8) -> float:
 
 
 def copies(tokenizer: Any, task: str, count: int, length: int) -> list[tuple[list[int], list[int]]]:
-    """Prompts with a piece of held-out text, and what follows: an edit of it (every twentieth token is another), or the
-    piece once more.
-    """
+    """Returns prompts with held-out text, and the text that follows: an edit of it, or the same text again."""
     found = []
     ask, go = tokenizer.encode("Repeat this text:\n"), tokenizer.encode("\nThe text again:\n")
     for text in (ASSETS / "heldout.txt").read_text(encoding="utf-8").split("\f"):
@@ -178,7 +186,7 @@ def copies(tokenizer: Any, task: str, count: int, length: int) -> list[tuple[lis
 
 
 def datastore(folder: Path, tokenizer: Any) -> Path:
-    """Held-out text of the kinds that the target was trained on, for `rest`: none of it was seen in training."""
+    """Builds a datastore for `rest` from held-out text, which the target was not trained on."""
     from specdec_fast.retrieval.datastore import build
 
     texts = (ASSETS / "heldout.txt").read_text(encoding="utf-8").split("\f")
@@ -188,20 +196,20 @@ def datastore(folder: Path, tokenizer: Any) -> Path:
 
 @cache
 def tuned_shape(temperature: float, nodes: int = 8) -> tuple[int, ...]:
-    """The static tree that promises most for the bundled pair, measured on prompts of their own kind."""
+    """Returns the static tree with the most expected tokens for the bundled pair, measured on other prompts."""
     from specdec_fast.trees.topology import best_shape
     from specdec_fast.tune.draft_tree_acceptance import measure as rates_of
 
     engine = load("demo-target", "demo-draft", drafter="draft_tree", max_rows=8, max_length=256)
     made: Any = engine.drafter
-    prompts = workload(load_tokenizer("demo-target"), 24)[8:]  # the first are what is measured on
+    prompts = workload(load_tokenizer("demo-target"), 24)[8:]  # the first 8 are those of the benchmark
     params = SamplingParams(temperature=temperature, seed=100, max_new_tokens=64)
     rates, _ = rates_of(engine.target, made.model, prompts, params, how="coupled", width=4, depth=6)
     return best_shape(rates, nodes).parents
 
 
 def assisted(texts: list[list[int]], temperature: float, new_tokens: int) -> Callable[[], None]:
-    """The same work by transformers' `generate` with the bundled draft as assistant, four tokens per step."""
+    """Returns the same work for transformers' `generate`, with the bundled draft as assistant."""
     sides = Sides(Setting(temperature=temperature, new_tokens=new_tokens), 0)
     run, turns = sides.theirs(assisted=True), cycle(texts)
 
@@ -215,12 +223,9 @@ def assisted(texts: list[list[int]], temperature: float, new_tokens: int) -> Cal
 def engine_of(
     name: str, target: Any, tokenizer: Any, temperature: float, budget: str, folder: Path, heads: Path | None = None
 ) -> Any:
-    """An engine of one row with a method's drafter; a name that is none of METHODS decodes plainly.
-
-    folder: where the datastore of `rest` goes.
-    """
+    """Returns an engine of one row with the drafter of a method, if one has that name; `folder` is for a datastore."""
     method = METHODS.get(name)
-    chosen: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if method is not None:
         options: dict[str, Any] = dict(method.options)
         if method.own_head:
@@ -229,9 +234,9 @@ def engine_of(
             options["shape"] = tuned_shape(temperature)
         if method.drafter == "rest":
             options["datastore"] = str(datastore(folder, tokenizer))
-        chosen = {"drafter": method.drafter, "draft": method.draft, "drafter_options": options}
-        chosen |= {"budget": budget, "rule": method.rule}
-    return load(target, tokenizer=tokenizer, max_length=1024, max_rows=1, **chosen)
+        settings = {"drafter": method.drafter, "draft": method.draft, "drafter_options": options}
+        settings |= {"budget": budget, "rule": method.rule}
+    return load(target, tokenizer=tokenizer, max_length=1024, max_rows=1, **settings)
 
 
 def measure(
@@ -246,8 +251,21 @@ def measure(
     heads: Path | None = None,
     progress: Callable[[str, int], Progress] | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[[], None]]]:
-    """One row per method, and what was run: each call takes the next prompt. One thread, float32, batch 1. Every round
-    has seeds of its own. progress: called with the workload and the number of texts; reports every text.
+    """Measures methods with one thread, in float32, at batch 1. Every round has its own seeds.
+
+    Args:
+        names: Names of the methods.
+        temperature: Temperature of all requests.
+        rounds: Timed rounds.
+        prompts: Number of prompts.
+        new_tokens: New tokens of each prompt.
+        clock: Clock of the measurement.
+        task: The workload.
+        heads: Folder of trained heads.
+        progress: Creates a progress report from a title and the number of texts.
+
+    Returns:
+        One row per method, and the timed functions by name. Each call decodes the next prompt.
     """
     torch.set_num_threads(1)
     outputs: dict[str, list[Any]] = {}
@@ -284,12 +302,12 @@ def measure(
             runs["assisted"] = assisted(texts, temperature, new_tokens)
         sides = runs
         if progress is not None:
-            told = progress(f"{task}, T = {temperature:g}", (rounds + 1) * len(texts) * len(runs))
-            sides = {name: told.counted(run) for name, run in runs.items()}
+            report = progress(f"{task}, T = {temperature:g}", (rounds + 1) * len(texts) * len(runs))
+            sides = {name: report.counted(run) for name, run in runs.items()}
         timing = interleave(sides, rounds, clock, turns=len(texts))
         timed = {name: [(handle.tokens, handle.stats.tau) for handle in found] for name, found in outputs.items()}
         shares = {}
-        for name in names:  # one text more, apart from the timing, which the clock would slow down
+        for name in names:  # one more text, outside of the timed rounds, which this clock would slow down
             drafting = DraftClock(engines[name])
             runs[name]()
             shares[name] = drafting.share
@@ -331,14 +349,10 @@ def main() -> None:
         said = f"default: {default}; with --merge as in the file"
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=said)
     parser.add_argument("--only", default="", help="methods whose name contains this")
-    parser.add_argument(
-        "--merge", action="store_true", help="replace rows of the methods of --only, and keep the others"
-    )
+    parser.add_argument("--merge", action="store_true", help="replace rows of the methods of --only")
     parser.add_argument("--heads", type=Path, help="folder of trained heads, by drafter, beside the bundled ones")
     parser.add_argument("--processor-time", action="store_true", help="count processor time: for a machine with others")
-    parser.add_argument(
-        "--out", type=Path, help="result file (default: the table of all methods; with --only alone nothing is written)"
-    )
+    parser.add_argument("--out", type=Path, help="result file (default: that of all methods; none with --only alone)")
     options = parser.parse_args()
     if options.merge and not options.only:
         parser.error("--merge: got no --only; expected the methods whose rows are replaced")

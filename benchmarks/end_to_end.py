@@ -1,7 +1,7 @@
-"""End-to-end speed on the bundled pair: ours and transformers', plain and speculative, interleaved in one run.
+"""End-to-end speed on the bundled pair: this engine and transformers, plain and speculative, interleaved in one run.
 
-`python -m benchmarks.end_to_end` measures all settings, prints a table and writes a result file (in benchmarks/results)
-after every setting, so that an interrupted run keeps what it measured.
+`python -m benchmarks.end_to_end` measures all settings, prints a table, and writes a result file (in
+benchmarks/results) after every setting, so that an interrupted run keeps its finished rows.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from benchmarks.harness.row_selection import named, where
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import ASSETS, load_model, load_tokenizer
 
-# at most, by dtype: in a batch of 8 every drafted token costs arithmetic, which a batch of 1 has free
+# most draft tokens at batch 8 by dtype: every drafted token costs arithmetic there, unlike at batch 1
 FULL_BATCH_DRAFT = {"float32": 2, "bfloat16": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. whole: our target's passes are one operator, and transformers' compiled."""
+    """One row of the table. With `whole`, the target runs as fused forward, and transformers' model is compiled."""
 
     dtype: str = "float32"
     threads: int = 1
@@ -50,7 +50,7 @@ class Setting:
 
 
 def all_settings(draft_tokens: int) -> list[Setting]:
-    """What the tables of docs/benchmarks/end-to-end.md report."""
+    """Returns the settings of docs/benchmarks/end-to-end.md."""
     found = [
         Setting(dtype, threads, compiled, 1, temperature, draft_tokens=draft_tokens)
         for dtype, threads, compiled, temperature in product(("float32", "bfloat16"), (1, 2), (False, True), (0.0, 1.0))
@@ -64,7 +64,7 @@ def all_settings(draft_tokens: int) -> list[Setting]:
 
 
 def workload(tokenizer: Any, count: int) -> list[list[int]]:
-    """`count` prompts of the bundled workload, kinds taking turns."""
+    """Returns `count` prompts of the bundled workload, alternating between kinds."""
     items = json.loads((ASSETS / "workload.json").read_text())
     kinds: dict[str, list[str]] = {}
     for item in items:
@@ -74,7 +74,7 @@ def workload(tokenizer: Any, count: int) -> list[list[int]]:
 
 
 def distinct_4(tokens: list[int]) -> float:
-    """Share of distinct 4-grams: near 1 for text, near 0 for loops."""
+    """Returns the share of distinct 4-grams: near 1 for text, near 0 for loops."""
     grams = [tuple(tokens[at : at + 4]) for at in range(len(tokens) - 3)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
@@ -111,7 +111,7 @@ class Sides:
         name = "speculative" if draft else "plain"
 
         def run() -> None:
-            handles = engine.generate(self.prompts, params)  # who ends makes room for the next
+            handles = engine.generate(self.prompts, params)  # a finished request makes room for the next one
             self.outputs[name] = [handle.tokens for handle in handles]
             if draft:
                 self.tau = mean(handle.stats.tau for handle in handles)
@@ -122,7 +122,7 @@ class Sides:
     def theirs(self, assisted: bool) -> Callable[[], None]:
         setting = self.setting
         model = load_model("demo-target", setting.dtype)
-        model.generation_config.eos_token_id = None  # texts end by their length, as ours do, with nothing to look for
+        model.generation_config.eos_token_id = None  # texts end by length, as ours do
         extra: dict[str, Any] = {}
         if assisted:
             extra["assistant_model"] = load_model("demo-draft", setting.dtype)
@@ -156,12 +156,12 @@ class Sides:
 
 
 def measure(setting: Setting, rounds: int, prompts: int) -> tuple[dict[str, Any], dict[str, Callable[[], None]]]:
-    """One row of the table (tokens per second of each side, the ratios between them), and the sides themselves."""
+    """Returns one row of the table, with speeds and ratios, and the timed functions by name."""
     sides = Sides(setting, prompts)
     runs = {"plain": sides.ours(draft=False), "speculative": sides.ours(draft=True)}
     if setting.batch == 1:
         runs["transformers"] = sides.theirs(assisted=False)
-        if not setting.compiled:  # its shapes change at every step: compiled it recompiles without end
+        if not setting.compiled:  # its shapes change at every step, so it would recompile every time
             runs["transformers assisted"] = sides.theirs(assisted=True)
     timing = interleave(runs, rounds)
     count = sum(map(len, sides.outputs["plain"]))
@@ -195,15 +195,16 @@ def measure(setting: Setting, rounds: int, prompts: int) -> tuple[dict[str, Any]
 
 
 def row_of(setting: Setting, rounds: int, prompts: int) -> dict[str, Any]:
-    """The row of `measure`, by a process of its own: what others compiled, and their threads, are nothing to it.
-    Batches take little time, and have three times as many rounds.
+    """Returns the row of `measure` from a fresh process, which shares no compiled code or threads with other rows.
+
+    Batches take little time and get three times as many rounds.
     """
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent) as pool:
         return pool.submit(_row, setting, rounds * (3 if setting.batch > 1 else 1), prompts).result()
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would measure on, beside whatever runs next."""
+    """Ends this worker with its parent, since it would disturb later measurements."""
     parent = parent_process()
     assert parent is not None
 
@@ -232,7 +233,7 @@ COLUMNS = {
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of docs/benchmarks/end-to-end.md."""
+    """Returns the table of docs/benchmarks/end-to-end.md."""
 
     def cell(value: Any) -> str:
         return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,10 +1,10 @@
-"""What a drafter costs where it does not pay, once the goodput controller has found out: steps in turn, in one run.
+"""Cost of a drafter that does not pay under budget `goodput`, with steps that alternate with plain decoding.
 
 `python -m benchmarks.goodput_controller` writes the same texts by plain decoding and by each drafter with
-`budget="goodput"`, one step of each in turn. Both run in the same milliseconds, so other load on the machine, which
-moves the ratios of `benchmarks.drafters` by several percent, affects both alike. A text counts from its first step to
-its last, prefill and learning included. Beside the drafters a second plain engine runs in the same way: its distance
-from 1 is the error of the ratios. Rows are kept as they come, in benchmarks/results.
+`budget="goodput"`, one step of each in turn. Both run within the same milliseconds, so other load on the machine
+affects both alike. It moves the ratios of `benchmarks.drafters` by several percent. The time of a text includes prefill
+and learning. A second plain engine runs in the same way: the distance of its ratio from 1 is the error. Every row is
+written to benchmarks/results at once.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from specdec_fast.rules import DEFAULT
 AGAIN = "plain"  # the second engine without drafts
 
 
-def race(sides: list[Any], text: list[int], params: SamplingParams) -> tuple[list[float], list[Any]]:
-    """Seconds that each of two engines spends on a text, a step of each in turn, and their handles."""
+def alternate(sides: list[Any], text: list[int], params: SamplingParams) -> tuple[list[float], list[Any]]:
+    """Runs two engines on a text, one step of each in turn; returns their seconds and handles."""
     handles = [side.submit(text, params) for side in sides]
     seconds, order = [0.0, 0.0], [0, 1]
     gc.collect()
@@ -56,8 +56,10 @@ def race(sides: list[Any], text: list[int], params: SamplingParams) -> tuple[lis
 def measure(
     name: str, temperature: float, *, rounds: int, prompts: int, new_tokens: int, heads: Path | None = None
 ) -> dict[str, Any]:
-    """The row of one method. One thread, float32, batch 1; the first text is not counted, each round has its seed, and
-    begins with nothing learnt from other requests: at T = 0 the texts come again.
+    """Returns the row of one method, with one thread, in float32, at batch 1.
+
+    One text runs before the measurement. Each round has its own seed, and begins with a drafter that has learnt nothing
+    from other requests, since texts repeat at T = 0.
     """
     torch.set_num_threads(1)
     tokenizer, target = load_tokenizer("demo-target"), load_model("demo-target")
@@ -67,13 +69,13 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         sides = [engine_of(who, target, tokenizer, temperature, "goodput", place, heads) for who in (AGAIN, name)]
-        race(sides, texts[0], replace(params, seed=0))
+        alternate(sides, texts[0], replace(params, seed=0))
         forget = getattr(sides[1].drafter, "forget", None)
         for seed in range(1, rounds + 1):
             if forget is not None:
                 forget()
             for text in texts:
-                (plain, own), handles = race(sides, text, replace(params, seed=seed))
+                (plain, own), handles = alternate(sides, text, replace(params, seed=seed))
                 ratios.append(plain / own)
                 taus.append(handles[1].stats.tau)
                 spreads.append(distinct_4(handles[1].tokens))
@@ -93,13 +95,13 @@ def measure(
 
 
 def methods(only: str = "", heads: Path | None = None) -> list[str]:
-    """The methods that replay, cold, with the heads that are there; only: parts of names, separated by |."""
+    """Returns methods under the default rule that are not warm and have their heads; `only` has parts of names."""
     found = [name for name, method in METHODS.items() if method.memory != "warm" and method.rule == DEFAULT]
     return [name for name in named(only, found) if not METHODS[name].own_head or METHODS[name].head(heads)]
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table."""
+    """Returns the rows as a Markdown table."""
     titles = "| drafter | T | tau | speed / plain | 95% of the median | distinct-4 | texts | identical |"
     lines = [titles, "|" + "---|" * 8]
     for row in rows:

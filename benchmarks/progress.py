@@ -15,13 +15,13 @@ def _write(line: str) -> None:
 
 
 class Progress:
-    """Counts pieces of work and says how many are done.
+    """Counts finished texts, and prints their number.
 
     Args:
-        what: What is measured; every line begins with it.
-        total: Number of pieces.
-        write: Takes a line.
-        clock: Seconds.
+        what: Title, with which every line begins.
+        total: Number of texts.
+        write: Prints a line.
+        clock: Clock in seconds.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Progress:
         write(f"{what}: {total} texts")
 
     def counted(self, run: Callable[[], None]) -> Callable[[], None]:
-        """A piece of work that is counted when it is done."""
+        """Returns a function that runs one text and counts it."""
 
         def one() -> None:
             run()
@@ -42,7 +42,7 @@ class Progress:
         return one
 
     def step(self) -> None:
-        """One more piece is done."""
+        """Counts a finished text."""
         self.done += 1
         now = self._clock()
         if now - self._said < EVERY and self.done < self.total:

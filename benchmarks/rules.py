@@ -1,7 +1,7 @@
 """Tokens per target pass of every rule on the bundled pair: the same prompts, seeds and number of draft tokens.
 
-`python -m benchmarks.rules` prints a table and writes a result file (in benchmarks/results) after every row. No clock
-is read: the numbers are functions of the models, the seeds and the rules, and a busy machine does not change them.
+`python -m benchmarks.rules` prints a table and writes a result file (in benchmarks/results) after every row. The
+numbers depend on models, seeds and rules only, so load on the machine does not change them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _tree(how: str) -> dict[str, Any]:
     return {"drafter": "draft_tree", "drafter_options": {"widths": SIX_NODES, "how": how}}
 
 
-# rule, what is proposed, how
+# rule, proposals in words, arguments of `load`
 CONTENDERS: list[tuple[str, str, dict[str, Any]]] = [
     ("rejection", "chain of 6", CHAIN),
     ("block", "chain of 6", CHAIN),
@@ -44,7 +44,7 @@ CONTENDERS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def measure(rule: str, proposals: str, how: dict[str, Any], seeds: int, new_tokens: int) -> dict[str, Any]:
-    """tau at T = 1 over the whole workload and `seeds` seeds; a row of 8 requests at a time."""
+    """Measures tau at T = 1 over the whole workload and `seeds` seeds."""
     engine = load("demo-target", "demo-draft", rule=rule, max_length=1024, **how)
     texts = workload(engine.tokenizer, 16)
     taus = []
@@ -59,9 +59,12 @@ def measure(rule: str, proposals: str, how: dict[str, Any], seeds: int, new_toke
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """The rows as two tables, of chains and of trees of depth 2."""
+    """Returns the rows as two tables, of chains and of trees of depth 2."""
     parts = []
-    for what, most in (("chain", 7), ("tree", 3)):  # a deeper draft may keep more: the two do not compare
+    for what, most in (
+        ("chain", 7),
+        ("tree", 3),
+    ):  # a deeper draft may yield more, so chains and trees are not compared
         parts += [f"| rule | {what}s | tau, at most {most} | 95% interval |", "|---|---|---|---|"]
         parts += [
             f"| {row['rule']} | {row['proposals']} | {row['tau']:.3f} | +- {row['half_width_95']:.3f} |"

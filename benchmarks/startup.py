@@ -1,9 +1,10 @@
-"""How long it takes to begin: `import specdec_fast`, and `make demo` on a fresh clone and again.
+"""Start-up time: `import specdec_fast`, and `make demo` twice on a fresh clone.
 
     python -m benchmarks.startup                # imports alone
     python -m benchmarks.startup --clone        # also clones the repository and runs `make demo` there, twice
 
-A clone's first `make demo` sets up an environment, installs packages and builds: minutes, most of them the network's.
+The first `make demo` of a clone creates an environment, installs packages and builds. This takes minutes, mostly for
+downloads.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ print(time.perf_counter() - start)
 
 
 def seconds_of(work: str, rounds: int) -> float:
-    """Median seconds of an import, each in a program of its own."""
+    """Returns the median seconds of an import, each in a fresh process."""
     command = [sys.executable, "-c", PROGRAM.format(work=work)]
     found = [float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(rounds)]
     return median(found)
 
 
 def demo_seconds() -> list[float]:
-    """Seconds of `make demo` on a fresh clone, and of the same again."""
+    """Returns the seconds of `make demo` on a fresh clone, and of a second run."""
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "clone"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)

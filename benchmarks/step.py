@@ -1,15 +1,17 @@
-"""Time of an engine's step on a random Llama-shaped model, and what of it is not the models: JSON and one table.
+"""Time of an engine's step on a random Llama-shaped model, and its overhead beyond the models: JSON and a table.
 
     python -m benchmarks.step --out results/ --shape 8b --rows 1 8 64     # a GPU
     python -m benchmarks.step --drafter eagle3 --modes graph --acceptance none half all
     python -m benchmarks.step --shape tiny --device cpu --steps 5         # a CPU
 
-Weights are random, acceptance is forced: the drafter always says token 0, and the target says it never, always, or so
-often that half of the drafted tokens are expected to be accepted; the passes cost what they cost. The models' share is
-timed alone, on the same device, on as many nodes: one pass of the target over
-all nodes, and those of the draft: one per drafted token of a draft model; of a head its fusion, what it stores of the
-last step and one pass over the chain so far per further token (on a GPU as captured graphs). Overhead is what a step
-takes beyond both. On a GPU a few more steps are traced: kernels per step, busy time and gaps
+Weights are random and acceptance is forced. The drafter always proposes token 0. The target chooses it never, always,
+or so often that half of the drafted tokens are expected to be accepted.
+
+The models' share is timed separately, on the same device and number of nodes. It is one pass of the target over all
+nodes, and the passes of the draft: one per drafted token of a draft model. A head runs its fusion, stores the tokens of
+the last step, and runs one pass over the chain so far per further token. On a GPU these passes are CUDA graphs.
+
+Overhead is the rest of the step's time. On a GPU a few more steps are traced: kernels per step, busy time and gaps
 (`benchmarks/gpu/trace.py`).
 """
 
@@ -63,7 +65,7 @@ _HEAD_VOCABULARY = 32_000  # as published
 
 @dataclass(frozen=True)
 class Line:
-    """What one line of the table measures."""
+    """One line of the table."""
 
     shape: str
     drafter: str
@@ -74,7 +76,7 @@ class Line:
 
 
 def rate_for_half(drafted: int) -> float:
-    """The probability of each token with which half of a chain of so many is expected to be accepted."""
+    """Returns the acceptance rate at which half of a chain of `drafted` tokens is expected to be accepted."""
     low, high = 0.0, 1.0
     for _ in range(50):
         rate = (low + high) / 2
@@ -84,7 +86,7 @@ def rate_for_half(drafted: int) -> float:
 
 
 def favour(projection: torch.nn.Linear, first: float, second: float) -> None:
-    """Give tokens 0 and 1 these logits, whatever is projected. Those of others are a few units around 0."""
+    """Sets the logits of tokens 0 and 1 for all inputs; other logits are a few units around 0."""
     projection.weight.data[:2] = 0
     bias = torch.zeros_like(projection.weight[:, 0])
     bias[0], bias[1] = first, second
@@ -92,7 +94,7 @@ def favour(projection: torch.nn.Linear, first: float, second: float) -> None:
 
 
 def force(target: torch.nn.Linear, draft: torch.nn.Linear | None, acceptance: str, drafted: int) -> None:
-    """Make the projections of target and draft agree on none, half or all of the drafted tokens."""
+    """Makes the projections of target and draft agree on none, half or all of the drafted tokens."""
     if draft is not None:
         favour(draft, 100.0, 0.0)
     if acceptance == "half" and drafted:
@@ -105,20 +107,20 @@ def force(target: torch.nn.Linear, draft: torch.nn.Linear | None, acceptance: st
 
 
 class Models:
-    """The random models of one shape, each made once: weights of eight billion parameters take a while."""
+    """The random models of one shape, each created once, since large weights take long."""
 
     def __init__(self, shape: str, device: torch.device) -> None:
         self.shape, self.device = shape, device
         self._made: dict[str, Any] = {}
 
     def of(self, part: str) -> Any:
-        """The transformers model "target" or "draft"."""
+        """Returns the transformers model "target" or "draft"."""
         if part not in self._made:
             self._made[part] = _model(SHAPES[self.shape][part], self.device)
         return self._made[part]
 
     def on_cache(self, part: str, rows: int, length: int) -> HuggingFaceTarget:
-        """The model over a cache of its own."""
+        """Returns the model with its own cache."""
         return HuggingFaceTarget(self.of(part), max_rows=rows, max_length=length)
 
 
@@ -139,7 +141,7 @@ def _model(size: dict[str, int], device: torch.device) -> Any:
 
 
 def eagle3_head(target: HuggingFaceTarget) -> PagedHead:
-    """A random head of a target's shape."""
+    """Returns a random head of a target's shape."""
     from specdec_fast.train.heads.recurrent import new_eagle3
 
     last = target.num_layers - 1
@@ -149,13 +151,14 @@ def eagle3_head(target: HuggingFaceTarget) -> PagedHead:
 
 
 def waits(device: torch.device) -> None:
+    """Waits until a GPU has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 @torch.inference_mode()
 def passes_of_model(draft: HuggingFaceTarget, rows: int, drafted: int) -> Callable[[], None]:
-    """The passes of a draft model in a step: one token of every row, for each drafted one."""
+    """Returns the passes of a draft model in a step: one token per row for each drafted token."""
     shape = chain_layout(tuple(range(rows)), (1,) * rows, draft.device)
     tokens, lengths = torch.ones(rows, dtype=torch.int64, device=draft.device), draft.cache.lengths.clone()
 
@@ -169,15 +172,15 @@ def passes_of_model(draft: HuggingFaceTarget, rows: int, drafted: int) -> Callab
 
 @torch.inference_mode()
 def passes_of_head(head: PagedHead, rows: int, drafted: int) -> Callable[[], None]:
-    """The passes of a head in a step behind one that accepted all: what that left to store, then chains that grow."""
+    """Returns the passes of a head in a step: storing all tokens of the last step, then growing chains."""
     every, device, cache = tuple(range(rows)), head.device, head.cache
     for row in every:
         cache.reserve(row, cache.max_length)
     new = chain_layout(every, (drafted + 1,) * rows, device)
     count, lengths = rows * (drafted + 1), cache.lengths.clone()
-    tapped = head.target.model.config.hidden_size
+    hidden_size = head.target.model.config.hidden_size
     aux_hidden_states = {
-        name: torch.zeros(count, tapped, dtype=head.target.dtype, device=device) for name in head.aux_hidden_states
+        name: torch.zeros(count, hidden_size, dtype=head.target.dtype, device=device) for name in head.aux_hidden_states
     }
     tokens, features = torch.ones(count, dtype=torch.int64, device=device), head.zero_features(count)
     chains = [Draft.chains(every, [[1] * size] * rows, device=device) for size in range(2, drafted + 1)]
@@ -195,7 +198,7 @@ def passes_of_head(head: PagedHead, rows: int, drafted: int) -> Callable[[], Non
 
 @torch.inference_mode()
 def passes(target: Any, draft: Callable[[], None] | None, rows: int, drafted: int, rounds: int) -> dict[str, Spread]:
-    """Seconds of the target's pass over the rows of a running engine, as many nodes as a step has, and of `draft`."""
+    """Times the target's pass over the nodes of a step, and `draft`."""
     chains = Draft.chains(list(range(rows)), [[1] * (drafted + 1)] * rows, device=target.device)
     plan = tree_plan(chains.parents, chains.offsets)
     sides: dict[str, list[Callable[[], Any]]] = {"target": [lambda: target.score(chains, plan)]}
@@ -208,9 +211,9 @@ def passes(target: Any, draft: Callable[[], None] | None, rows: int, drafted: in
 
 
 def measure(line: Line, models: Models, steps: int, prompt: int) -> dict[str, Any]:
-    """One line of the table: microseconds of a step and of its parts."""
+    """Measures one line of the table: microseconds of a step and of its parts."""
     rows, drafted, device = line.rows, line.drafted, models.device
-    gc.collect()  # engines and targets are cycles: the caches and graphs of the line before
+    gc.collect()  # frees caches and graphs of the previous line, which are in reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
     length = prompt + (steps + WARM_UP + TRACED + 7) * (drafted + 1) + 8
@@ -275,7 +278,7 @@ def measure(line: Line, models: Models, steps: int, prompt: int) -> dict[str, An
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """The lines as text."""
+    """Returns the lines as text."""
     names = ("shape", "drafter", "rows", "drafted", "acceptance", "mode")
     times = ("step_us", "target_us", "draft_us", "overhead_us")
     head = "".join(f"{name:>12}" for name in (*names, *times))
@@ -287,7 +290,7 @@ def table(found: list[dict[str, Any]]) -> str:
 
 
 def lines_of(options: argparse.Namespace) -> list[Line]:
-    """What the options ask for: without drafted tokens there is nothing to accept."""
+    """Returns the lines for the options; without drafted tokens, acceptance does not vary."""
     return [
         Line(options.shape, options.drafter, rows, drafted, mode, acceptance)
         for rows in options.rows
@@ -308,7 +311,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--modes", nargs="+", default=["sync", "graph"])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--most-overhead", type=float, help="microseconds: captured steps with more are a failure")
+    parser.add_argument(
+        "--most-overhead", type=float, help="microseconds; CUDA-graph steps with more overhead are a failure"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
     device, found, failed = torch.device(options.device), [], 0
@@ -317,7 +322,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     for line in lines_of(options):
         try:
             found.append(measure(line, models, options.steps, options.prompt))
-        except Exception as error:  # of any kind; the other lines are measured all the same
+        except Exception as error:  # an error of one line does not stop the others
             failed += 1
             found.append(asdict(line) | {"error": f"{type(error).__name__}: {error}"})
             traceback.print_exc()
@@ -329,7 +334,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     print(table(whole))
     most = float("inf") if options.most_overhead is None else options.most_overhead
     if slow := [line for line in whole if line["mode"] == "graph" and line["overhead_us"] > most]:
-        raise SystemExit(f"{len(slow)} captured steps take more than {most:g} us beyond their models' passes")
+        raise SystemExit(f"{len(slow)} CUDA-graph steps take more than {most:g} us beyond their models' passes")
     if failed:
         raise SystemExit(f"{failed} of {len(found)} lines failed")
     return found

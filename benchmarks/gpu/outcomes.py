@@ -45,6 +45,6 @@ class Outcomes:
 
 
 def pytest_configure(config: Any) -> None:
-    """pytest's hook: only the process that hears of all tests keeps a file."""
+    """pytest's hook: only the process that receives all outcomes writes a file."""
     if "OUTCOMES" in os.environ and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(Path(os.environ["OUTCOMES"])))

@@ -1,6 +1,9 @@
-"""Compiles every Triton kernel for an architecture with the Triton that is installed: python -m
-benchmarks.kernels.compile_all [sm_90]. Nothing runs and no GPU is needed. Exit status 1 if one does not compile, spills
-on sm_90 where that is not recorded, or costs more than was recorded with this minor version of Triton.
+"""Compiles every Triton kernel for an architecture with the installed Triton, without a GPU.
+
+    python -m benchmarks.kernels.compile_all [sm_90]
+
+The exit status is 1 if a kernel does not compile, spills on sm_90 without a recorded ceiling, or costs more than was
+recorded with this minor version of Triton.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from specdec_kernels.inspection import machine_code
 
 
 def main(architecture: str = "sm_90") -> int:
-    """How many kernels failed."""
+    """Returns the number of kernels that failed."""
     import triton
 
     print(f"triton {triton.__version__}, {architecture}")
@@ -20,8 +23,8 @@ def main(architecture: str = "sm_90") -> int:
     if not ceilings:
         known = ", ".join(machine_code.recorded())
         print(f"no ceilings are recorded with this Triton, only with {known}: spills count, other costs do not")
-    chosen = [each for each in machine_code.variants() if architecture in each.architectures]
-    for variant in chosen:
+    variants = [each for each in machine_code.variants() if architecture in each.architectures]
+    for variant in variants:
         try:
             cost = machine_code.measure(variant, architecture)
         except Exception as error:  # whatever a compiler raises
@@ -35,7 +38,7 @@ def main(architecture: str = "sm_90") -> int:
         dear, spilling = dear + bool(found), spilling + bool(cost.spills)
         if found:
             print(f"{variant.name}: {'; '.join(found)}", flush=True)
-    print(f"{len(chosen)} kernels, {failed} do not compile, {dear} exceed a ceiling, {spilling} spill")
+    print(f"{len(variants)} kernels, {failed} do not compile, {dear} exceed a ceiling, {spilling} spill")
     return failed + dear
 
 

@@ -46,18 +46,18 @@ def peers(
     late: bool | None = None,
     limit: Ceilings | None = None,
 ) -> Iterator[Timing]:
-    """Ours and what others do, taking turns; a peer that cannot is reported with its reason.
+    """Times our operator and its peers in alternation; a peer that cannot run is reported with its reason.
 
     Args:
         op: Name of the operator.
         device: Where all run.
         rounds: Timed rounds of each side.
         shapes: Sizes of the operator's sample.
-        late: Whether only those peers run that take long to prepare, or only the others; None for all.
+        late: True for peers that take long to prepare, False for the others, None for all.
         limit: The device's ceilings, for shares.
     """
-    chosen = [peer for peer in PEERS if peer.op == op and late in (None, peer.late)]
-    for sizes in shapes if chosen else ():
+    selected = [peer for peer in PEERS if peer.op == op and late in (None, peer.late)]
+    for sizes in shapes if selected else ():
         words, calls = describe(op, sizes), copies(op, sizes, device)
         calls = calls if device.type == "cuda" else calls[: rounds + 1]  # as many as are called
         sides: dict[str, list[Callable[[], Any]]] = {
@@ -66,7 +66,7 @@ def peers(
             ]
         }
         clock = graph_times if device.type == "cuda" else host_times
-        for peer in chosen:
+        for peer in selected:
             try:
                 reason = peer.missing(device)
                 if reason is None:
@@ -85,11 +85,13 @@ def peers(
 
 
 def differs(peer: Peer, sizes: Sizes, device: torch.device) -> str | None:
-    """How a peer's answer, or what it leaves in the caches, differs from ours, or None."""
+    """Returns how a peer's result, or its content of the caches, differs from ours, or None."""
     theirs, ours = (make_timed_sample(device, peer.op, sizes) for _ in range(2))
     got, want = peer.make(theirs)(), OPS[peer.op](*ours.arguments, **ours.options)
     pairs = [*zip(tensors_in(got), tensors_in(want)), *zip(theirs.writes, ours.writes)]
-    pairs = [(one, other) for one, other in pairs if other.is_floating_point()]  # lengths of a cache are ours to write
+    pairs = [
+        (one, other) for one, other in pairs if other.is_floating_point()
+    ]  # only our operator writes cache lengths
     if not pairs:
         return "nothing to compare; not timed"
     for one, other in pairs:
@@ -99,8 +101,8 @@ def differs(peer: Peer, sizes: Sizes, device: torch.device) -> str | None:
     return None
 
 
-def synchronized(ops: list[str], device: torch.device, tiny: bool) -> Iterator[tuple[str, Sizes]]:
-    """The first shape of every operator, then the second, ...; tiny: one small shape of each."""
+def shapes_in_turn(ops: list[str], device: torch.device, tiny: bool) -> Iterator[tuple[str, Sizes]]:
+    """Yields the first shape of every operator, then the second, and so on; with `tiny`, one small shape of each."""
     shapes = {op: (Sizes(),) if tiny else shapes_of(op, device) for op in ops}
     for place in range(max(map(len, shapes.values()))):
         yield from ((op, own[place]) for op, own in shapes.items() if place < len(own))
@@ -123,7 +125,7 @@ def main() -> None:
     times: list[dict[str, Any]] = []
     found = {"machine": machine(device) | asdict(limit), "times": times}
     for late in (False, True) if options.peers else (None,):
-        for op, sizes in synchronized(ops, device, options.tiny):
+        for op, sizes in shapes_in_turn(ops, device, options.tiny):
             if options.peers:
                 rows = peers(op, device, options.rounds, (sizes,), late, limit)
             else:
@@ -135,7 +137,7 @@ def main() -> None:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Device and versions, for result files."""
+    """Returns device and versions, for result files."""
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor(),
@@ -145,7 +147,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def in_words(row: Timing) -> str:
-    """A time with its spread, or why there is none."""
+    """Returns a time with its spread, or the reason for its absence."""
     if row.microseconds is None:
         return f"not timed: {row.reason}"
     return f"{row.microseconds:.1f} us ({row.p10:.1f} to {row.p90:.1f})"

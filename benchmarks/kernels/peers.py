@@ -1,11 +1,11 @@
-"""What others do for the same call, each found as an installed package or in folders named by SPECDEC_PEERS; none is
-part of this repository. A peer that is missing, or cannot do a call, is reported with its reason.
+"""Other libraries' implementations of the same calls, from installed packages or from the folders in SPECDEC_PEERS.
 
-`make` turns one of our calls (`specdec_kernels.testing.agreement.SAMPLES`) into a callable without arguments on the
-same data. Attention answers with what ours answers, and KV moves leave the caches as ours do: both are compared
-before they are timed. Samplers draw with
-noise of their own, so only their shapes could be compared. What prepares a call (softmax, plans, masks) is done before
-the clock starts, which favours the peer.
+None is part of this repository. A peer that is missing, or that cannot run a call, is reported with its reason. `make`
+turns one of our calls (`specdec_kernels.testing.agreement.SAMPLES`) into a callable without arguments on the same data.
+
+Results of attention and of KV moves are compared with ours before they are timed. Samplers use their own noise, so
+their results cannot be compared. The preparation of a call (softmax, plans, masks) is not timed, which favours the
+peer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Peer:
         package: What must be importable.
         make: Our call as theirs.
         gpu: It runs on a GPU only.
-        same: Its answer, or what it leaves in the caches, is ours, to rounding.
+        same: Whether its result, or its content of the caches, equals ours up to rounding.
         late: It takes long to prepare (it compiles for each shape), so that it runs after all others.
     """
 
@@ -78,7 +78,7 @@ def _dense(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _packed(out: Tensor) -> Tensor:
-    """[B, H, N, D] as our operator answers."""
+    """Converts a result [B, H, N, D] to the layout of our operator."""
     return out.transpose(1, 2).flatten(0, 1)
 
 
@@ -246,7 +246,7 @@ def vllm_rejection(call: Call) -> Run:
 
 
 def _sglang_trees(call: Call) -> tuple[Tensor, ...]:
-    """Where SGLang writes its answer (tokens, path, number accepted), then candidates and the links of their trees."""
+    """Returns SGLang's output tensors (tokens, path, number accepted), then candidates and the links of their trees."""
     tokens, offsets, child, sibling, *_ = call.arguments
     rows, device = offsets.shape[0] - 1, tokens.device
     nodes, depth = tokens.shape[0] // rows, call.options["max_depth"] + 1
@@ -266,8 +266,8 @@ def sglang_tree(call: Call) -> Run:
     sample, trees = import_module("sgl_kernel").tree_speculative_sampling_target_only, _sglang_trees(call)
     rows, nodes = trees[3].shape
     p = call.arguments[6][0].float().softmax(1).view(rows, nodes, -1)
-    coins, last = torch.rand(rows, nodes, device=p.device), torch.rand(rows, device=p.device)
-    return partial(sample, *trees, coins, last, p, torch.zeros_like(p), 1.0, 1.0, True)
+    uniforms, last_uniform = torch.rand(rows, nodes, device=p.device), torch.rand(rows, device=p.device)
+    return partial(sample, *trees, uniforms, last_uniform, p, torch.zeros_like(p), 1.0, 1.0, True)
 
 
 def sglang_greedy(call: Call) -> Run:
@@ -277,7 +277,7 @@ def sglang_greedy(call: Call) -> Run:
 
 
 def transformers_sampling(call: Call) -> Run:
-    """One request after the other: it takes one at a time."""
+    """Runs one request after the other, since the function takes one at a time."""
     sample = import_module("transformers.generation.utils")._speculative_sampling
     tokens, offsets, _, _, target, draft = call.arguments[:6]
     rows = offsets.shape[0] - 1

@@ -1,4 +1,4 @@
-"""Runs the operators on small sizes under NVIDIA's compute-sanitizer, in several processes, and keeps what it says:
+"""Runs the operators on small sizes under NVIDIA's compute-sanitizer, in several processes, and keeps its findings.
 
     python -m benchmarks.kernels.sanitize memcheck --out results/     # or racecheck; sanitize-memcheck.json
 
@@ -60,7 +60,10 @@ def groups(processes: int) -> list[list[str]]:
 def check(tool: str, ops: list[str]) -> dict[str, Any]:
     """One process under the tool."""
     command = [TOOL, "--tool", tool, *OPTIONS, sys.executable, "-m", "benchmarks.kernels.once", "--size", "small", *ops]
-    own = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # or neighbours in its pool hide what is out of bounds
+    own = {
+        **os.environ,
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    }  # the caching allocator would hide accesses out of bounds
     done = subprocess.run(command, capture_output=True, text=True, env=own)
     found, count = findings(done.stdout + done.stderr)
     ran = done.stdout.count(": ran\n")

@@ -3,7 +3,7 @@
     python -m pytest benchmarks/kernels/test_process_logits_ops.py
 
 Ratios of minima of one run, taken in turns; absolute times of a shared machine mean little. `make bench` times each
-kind of edit beside the reference.
+logits processor beside the reference.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def int32(values: Any) -> Tensor:
 
 
 def call(kind: str) -> tuple[Tensor, dict[str, Any]]:
-    """Logits of ROWS random trees and the edits of one kind."""
+    """Returns logits of ROWS random trees, and the arguments of one kind of logits processor."""
     source = torch.Generator().manual_seed(0)
 
     def random_ids(*shape: int) -> Tensor:
@@ -53,7 +53,7 @@ def call(kind: str) -> tuple[Tensor, dict[str, Any]]:
         int32([HISTORY] * ROWS),
     )
     ids = torch.stack([torch.randperm(VOCAB, generator=source)[:HISTORY] for _ in range(ROWS)]).to(torch.int32)
-    edits: dict[str, Any] = {
+    processors: dict[str, Any] = {
         "penalties": Penalties(
             torch.tensor([[1.1, 0.2, 0.1]] * ROWS),
             int32(range(ROWS)),
@@ -72,8 +72,8 @@ def call(kind: str) -> tuple[Tensor, dict[str, Any]]:
             torch.arange(ROWS * NODES, dtype=torch.int32),
         ),
     }
-    chosen = edits if kind == "all" else {kind: edits[kind]}
-    return torch.randn(ROWS * NODES, VOCAB, generator=source), {"paths": paths, **chosen}
+    arguments = processors if kind == "all" else {kind: processors[kind]}
+    return torch.randn(ROWS * NODES, VOCAB, generator=source), {"paths": paths, **arguments}
 
 
 def in_turns(one: Callable[[], Any], other: Callable[[], Any], rounds: int = 12) -> tuple[float, float]:
@@ -91,8 +91,8 @@ def test_price_of_edits(kind: str, record_property: Callable[[str, object], None
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        logits, edits = call(kind)
-        ours, read = in_turns(lambda: process_logits(logits, **edits), logits.sum)
+        logits, processors = call(kind)
+        ours, read = in_turns(lambda: process_logits(logits, **processors), logits.sum)
     finally:
         torch.set_num_threads(before)
     record_property("microseconds", ours * 1e6)
@@ -103,14 +103,14 @@ def test_price_of_edits(kind: str, record_property: Callable[[str, object], None
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("kind", ["penalties", "additions", "masks", "all"])
 def test_process_logits(benchmark: Any, kind: str, backend: str) -> None:
-    logits, edits = call(kind)
+    logits, processors = call(kind)
     with use_backend(backend), torch.inference_mode():
-        benchmark.pedantic(process_logits, (logits,), edits, rounds=5, warmup_rounds=1)
+        benchmark.pedantic(process_logits, (logits,), processors, rounds=5, warmup_rounds=1)
 
 
 def test_process_logits_overlay(benchmark: Any) -> None:
-    """Edits as an overlay, which a GPU has a kernel for: here the reference, on the rows of one tree."""
-    logits, edits = call("additions")
-    paths = replace(edits.pop("paths"), nodes=torch.arange(NODES, dtype=torch.int32))
+    """Logits processors as an overlay on the rows of one tree, by the reference; a GPU has a kernel for it."""
+    logits, processors = call("additions")
+    paths = replace(processors.pop("paths"), nodes=torch.arange(NODES, dtype=torch.int32))
     with use_backend("reference"), torch.inference_mode():
-        benchmark.pedantic(process_logits_overlay, (logits[:NODES], paths), edits, rounds=2)
+        benchmark.pedantic(process_logits_overlay, (logits[:NODES], paths), processors, rounds=2)

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reas
 
 VOCAB = 151_936
 OPERATORS = [recursive_rejection_verify, traversal_verify]
-# marks: 0 chosen, 1 drawn, 2 drawn without earlier ones, 3 drawn outside of the chosen ones
-KINDS = {"chosen": [0, 0, 0], "independent": [1, 1, 1], "without_replacement": [1, 2, 2], "hybrid": [3, 0, 0]}
+# values of ProposalKind
+KINDS = {"deterministic": [0, 0, 0], "independent": [1, 1, 1], "without_replacement": [1, 2, 2], "hybrid": [3, 0, 0]}
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def tree(marks: list[int], rows: int, noise: float, vocab: int = VOCAB) -> tuple
     count = len(parents)
     p = torch.randn(count, vocab, generator=g) * 2
     q = p + noise * torch.randn(count, vocab, generator=g)
-    drawn = torch.tensor([0, *marks, *marks], dtype=torch.int8).repeat(rows)
+    proposal_kinds = torch.tensor([0, *marks, *marks], dtype=torch.int8).repeat(rows)
     tokens = torch.zeros(count, dtype=torch.int64)
     source = torch.tensor([0, 0, 0, 0, 1, 1, 1]).repeat(rows) + torch.arange(rows).repeat_interleave(7) * 7
     top = q.topk(3, 1).indices
@@ -74,7 +74,17 @@ def tree(marks: list[int], rows: int, noise: float, vocab: int = VOCAB) -> tuple
     plan = tree_plan(parents, offsets)
     seeds, positions = torch.arange(rows), torch.arange(rows, dtype=torch.int32)
     draft_dist = None if not any(marks) else dist(q)
-    arguments = (tokens, offsets, plan.first_child, plan.next_sibling, drawn, source.int(), dist(p), draft_dist, None)
+    arguments = (
+        tokens,
+        offsets,
+        plan.first_child,
+        plan.next_sibling,
+        proposal_kinds,
+        source.int(),
+        dist(p),
+        draft_dist,
+        None,
+    )
     return (*arguments, None, seeds, positions), p
 
 
@@ -112,7 +122,7 @@ def test_a_small_step(benchmark: Any, operator: Any) -> None:
 
 def test_typical_acceptance(benchmark: Any) -> None:
     """Every node with children has its entropy summed: two passes over its distribution."""
-    (*links, _, _, target, _, _, score_only, seeds, positions), logits = tree(KINDS["chosen"], 4, 0.3)
+    (*links, _, _, target, _, _, score_only, seeds, positions), logits = tree(KINDS["deterministic"], 4, 0.3)
     limit = {"epsilon": 0.09, "delta": 0.3, "max_depth": 2}
 
     def run() -> Any:

@@ -77,7 +77,7 @@ def parameters(rows: int, t: float = 1.0, k: int = 0, p: float = 1.0, m: float =
 def step(
     vocab: int, rows: int, nodes: int, dtype: torch.dtype, rule: str = "rejection", seed: int = 0, apart: float = 0.5
 ) -> tuple[Callable[..., Any], Tensor, tuple[Tensor, Tensor]]:
-    """rejection_verify_logits of one step with drawn drafts, the target's logits, the draft's tokens and logits.
+    """rejection_verify_logits of one step with sampled drafts, the target's logits, the draft's tokens and logits.
 
     apart: standard deviation of the draft's logits from the target's; at 0.5 about 0.8 of the tokens are accepted.
     Every call is another step, with new uniforms and draft tokens. bare=True calls the C++ without the choice of
@@ -92,7 +92,7 @@ def step(
     order = torch.arange(count, dtype=torch.int32)
     drafted = [draft_sample(*draft_dist, order.long() + 1000 * at + seed, order, order).roll(1) for at in range(64)]
     offsets = torch.arange(0, count + 1, nodes, dtype=torch.int32)
-    drawn, dist_index = torch.ones(count, dtype=torch.int8), (order - 1).clamp(min=0)
+    proposal_kinds, dist_index = torch.ones(count, dtype=torch.int8), (order - 1).clamp(min=0)
     seeds = [torch.arange(rows) + 100 * at + seed for at in range(64)]
     positions = torch.arange(rows, dtype=torch.int32)
     turn = itertools.count()
@@ -103,7 +103,7 @@ def step(
             chain = (
                 drafted[at],
                 offsets,
-                drawn,
+                proposal_kinds,
                 dist_index,
                 target,
                 *settings,
@@ -116,7 +116,7 @@ def step(
         return rejection_verify_logits(
             drafted[at],
             offsets,
-            drawn,
+            proposal_kinds,
             dist_index,
             target,
             settings,
@@ -252,7 +252,7 @@ def test_a_replayed_step_beside_reading_the_logits(
 
 
 def test_a_step_against_transformers(benchmark: Any) -> None:
-    """The same rows of logits, one chain of seven drawn tokens; both give tokens and their number."""
+    """The same rows of logits, one chain of seven sampled tokens; both give tokens and their number."""
     generation = pytest.importorskip("transformers.generation.utils")
     run, target, (tokens, draft) = step(VOCAB, 1, 8, torch.float32)
     ids, length = tokens[None], 7

@@ -1,7 +1,7 @@
-"""How long the lab's draws take: texts at one place of random distributions, every lossless rule that samples.
+"""Time of the lab's draws at one place of random distributions, for every lossless rule that samples.
 
 `python -m benchmarks.lab.draws` prints a row per rule and writes a result file (in benchmarks/results) after every row.
-A time counts only beside draws that have the target's distribution: `lowest_p` is the smallest p-value of their tests.
+A time is valid only if the draws have the target's distribution: `lowest_p` is the smallest p-value of their tests.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ RULES = [name for name in own_rules() if has_a_dist(get_rule(name))]
 
 
 def place(vocab: int) -> Place:
-    """A place with random distributions."""
+    """Returns a place with random distributions."""
     p, q = random_pair(vocab, seed=1)
     base, draft = (dists.logits[0].double().softmax(0).numpy() for dists in (p, q))
     return Place("random distributions", "first speculated", (1, 2, 3), p, q, base, draft, 0.0)
 
 
 def measure(rule: str, here: Place, draws: int, threads: int, device: str) -> dict[str, Any]:
-    """Seconds of `draws` texts; as many before them, at most 4,000, are not counted."""
+    """Times `draws` texts, after a warm-up of at most 4,000."""
     torch.set_num_threads(threads)
     Drawing(here, get_rule(rule), seed=1, device=device).run(min(4000, draws))
     drawing = Drawing(here, get_rule(rule), seed=2, device=device)

@@ -1,8 +1,7 @@
-"""How long the lab's exact part takes: all rules, all distributions, vocabularies of 3 and 4, trees of up to four
-nodes.
+"""Time of the lab's exact part: all rules and distributions, vocabularies of 3 and 4, trees of up to four nodes.
 
 `python -m benchmarks.lab.exact` prints a row per rule and part and writes a result file (in benchmarks/results).
-What is enumerated is what `specdec lab` enumerates; whether it holds stands beside every time.
+It enumerates the same cases as `specdec lab`, and records whether they hold.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PARTS: dict[str, Callable[[Sequence[str]], Sequence[Any]]] = {
 
 
 def measure(rule: str) -> list[dict[str, Any]]:
-    """A row per part of one rule: cases, seconds by the clock and of work, and whether all of them hold."""
+    """Returns a row per part of one rule: cases, wall-clock and CPU seconds, and whether all cases hold."""
     rows = []
     for part, run in PARTS.items():
         clock, work = perf_counter(), process_time()

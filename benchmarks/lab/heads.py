@@ -1,9 +1,9 @@
-"""The article's two experiments with the bundled trained heads: greedy texts beside plain decoding, a million draws.
+"""Two experiments with the bundled trained heads: greedy texts against plain decoding, and a million draws.
 
 `python -m benchmarks.lab.heads` is `specdec lab --no-exact --drafter NAME` for every case, prints a row for each and
-writes a result file (in benchmarks/results) after every one. What counts is `identical` of the greedy texts and
-`rejected` of the tests of draws: beside every place are its draws, the least p-value of its tests and how far its
-distribution may be from the target's (99.9%).
+writes a result file (in benchmarks/results) after every case. The results are `identical` for greedy texts and
+`rejected` for the tests of draws. Every place has its draws, the smallest p-value of its tests, and a bound on the
+distance of its distribution from the target's (99.9%).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A drafter with further arguments of the command. At temperature 0 only greedy texts are compared."""
+    """A drafter with the other options of the command. Temperature 0 compares greedy texts only."""
 
     drafter: str
     options: tuple[str, ...] = ()
@@ -47,10 +47,10 @@ CASES = {
 
 
 def measure(case: Case, draws: int, threads: int) -> dict[str, Any]:
-    """What the lab says of a case; draws: per place."""
+    """Runs the lab on a case, with `draws` per place."""
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         clock, work = perf_counter(), process_time()
-        with suppress(typer.Exit):  # what does not hold is in the report
+        with suppress(typer.Exit):  # failures are in the report
             lab(
                 Path(folder),
                 drafter=case.drafter,

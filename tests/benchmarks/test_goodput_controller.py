@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import goodput_controller
-from benchmarks.goodput_controller import AGAIN, as_markdown, measure, methods, race
+from benchmarks.goodput_controller import AGAIN, alternate, as_markdown, measure, methods
 from benchmarks.harness.row_selection import RESULTS
 from specdec_fast import SamplingParams
 
@@ -35,7 +35,7 @@ def test_sides_take_turns_and_both_write_to_the_end(monkeypatch: pytest.MonkeyPa
     clock = iter(range(100))
     monkeypatch.setattr(goodput_controller, "perf_counter", lambda: float(next(clock)))
     log: list[str] = []
-    seconds, _ = race([Side("a", 5, log), Side("b", 2, log)], [1], SamplingParams())
+    seconds, _ = alternate([Side("a", 5, log), Side("b", 2, log)], [1], SamplingParams())
     assert "".join(log) == "abbaaaa", "who goes first alternates"
     assert seconds == [5.0, 2.0]
 

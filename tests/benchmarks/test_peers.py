@@ -127,6 +127,6 @@ def test_peers_that_compile_for_each_shape_come_after_all_others() -> None:
 
 def test_the_first_shape_of_every_operator_comes_before_the_second_of_any() -> None:
     ops, cuda = ["distribution_stats", "kv_stage", "tree_plan"], torch.device("cuda")
-    order = [op for op, _ in gpu.synchronized(ops, cuda, False)]
+    order = [op for op, _ in gpu.shapes_in_turn(ops, cuda, False)]
     assert order[:3] == ops and len(order) == sum(len(SAMPLES[op].gpu) for op in ops)
-    assert [op for op, _ in gpu.synchronized(ops, cuda, True)] == ops
+    assert [op for op, _ in gpu.shapes_in_turn(ops, cuda, True)] == ops

@@ -49,7 +49,7 @@ def test_half_of_the_drafted_tokens_are_expected_to_be_accepted() -> None:
 
 def test_captured_steps_with_more_overhead_than_allowed_are_a_failure() -> None:
     with pytest.raises(
-        SystemExit, match=r"1 captured steps take more than -1e\+09 us beyond"
+        SystemExit, match=r"1 CUDA-graph steps take more than -1e\+09 us beyond"
     ):  # whatever the clock says
         step.main([*QUICK, "--drafted", "2", "--most-overhead", "-1000000000"])
 
