@@ -1,4 +1,4 @@
-"""The build: what setup.py compiles in which mode, what the binary needs, that CUDA sources compile."""
+"""The build: sources that setup.py compiles per mode, dependencies of the binary, compilation of CUDA sources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
 def declared(monkeypatch: pytest.MonkeyPatch, mode: str, root: Path = ROOT, command: str = "build") -> dict[str, Any]:
-    """What setup.py hands to setuptools in a mode."""
+    """Returns what setup.py passes to setuptools in a mode."""
     seen: dict[str, Any] = {}
     monkeypatch.setattr(setuptools, "setup", seen.update)
     monkeypatch.setattr(sys, "argv", ["setup.py", command])
@@ -39,7 +39,7 @@ def declared(monkeypatch: pytest.MonkeyPatch, mode: str, root: Path = ROOT, comm
 
 
 def build_command(seen: dict[str, Any], **settings: Any) -> Any:
-    """The command that builds what was declared, with these settings."""
+    """Returns the command that builds the declared extensions, with these settings."""
     from setuptools.dist import Distribution
 
     made = Distribution({name: seen[name] for name in ("ext_modules", "package_dir")})
@@ -74,7 +74,7 @@ def test_modes(monkeypatch: pytest.MonkeyPatch) -> None:
             declared(monkeypatch, "cuda")
 
 
-def test_without_torch_auto_goes_on_and_cpu_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_auto_continues_and_cpu_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert declared(monkeypatch, "auto")["ext_modules"] == []
     with pytest.raises(SystemExit, match="Install torch first"):
@@ -91,7 +91,7 @@ runpy.run_path("setup.py")
 """
 
 
-def test_under_build_isolation_torch_is_found_in_the_environment_that_is_installed_into() -> None:
+def test_under_build_isolation_torch_is_found_in_the_target_environment() -> None:
     env = {**os.environ, "SPECDEC_BUILD": "cpu"}
     done = subprocess.run([sys.executable, "-c", UNDER_ISOLATION], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -99,10 +99,10 @@ def test_under_build_isolation_torch_is_found_in_the_environment_that_is_install
 
 
 @pytest.mark.slow
-def test_pip_wheel_as_it_is_holds_what_the_packages_read(
+def test_the_wheel_holds_the_data_files_of_the_packages(
     tmp_path: Path, root: Path, listed: Callable[[Path], list[Path]]
 ) -> None:
-    """No flags; without the extensions, whose build other tests look at."""
+    """Without flags, and without the extensions, whose build other tests check."""
     for path in listed(root):
         copy = tmp_path / "tree" / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def test_pip_wheel_as_it_is_holds_what_the_packages_read(
     assert licences == {"LICENSE", "LICENSE-PSF"}
 
 
-def test_a_failing_compiler_stops_only_who_insists(
+def test_a_failing_compiler_stops_explicit_builds_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from torch.utils.cpp_extension import BuildExtension
@@ -146,11 +146,11 @@ def test_a_failing_compiler_stops_only_who_insists(
             else:
                 with pytest.raises(RuntimeError, match="no such compiler"):
                     command.run()
-        assert Path(command.build_temp).parent == ROOT / "build"  # lasting: ninja finds its objects again
+        assert Path(command.build_temp).parent == ROOT / "build"  # kept between runs, so that ninja finds its objects
 
 
 def with_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A torch of CUDA, an nvcc, and no GPU."""
+    """Simulates a torch with CUDA, an nvcc, and no GPU."""
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
     nvcc.write_text("#!/bin/sh\n")
@@ -162,10 +162,10 @@ def with_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
 
 
-def test_without_a_gpu_to_ask_cuda_code_is_built_for_named_ones(
+def test_without_a_gpu_cuda_code_is_built_for_named_architectures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """torch's own search for architectures fails where no GPU is visible."""
+    """torch's own search for architectures fails without a visible GPU."""
     with_toolkit(monkeypatch, tmp_path)
     for given in ("8.6", "", None):
         monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
@@ -178,10 +178,10 @@ def test_without_a_gpu_to_ask_cuda_code_is_built_for_named_ones(
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
 
 
-def test_a_toolkit_that_does_not_fit_torch_costs_the_cuda_extension_alone(
+def test_a_toolkit_that_does_not_fit_torch_skips_the_cuda_extension_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """torch compares versions before it builds anything. Modules of earlier builds do not stand in for what fails."""
+    """torch compares versions before it builds. Modules of earlier builds do not replace those that fail."""
     from torch.utils.cpp_extension import BuildExtension
 
     with_toolkit(monkeypatch, tmp_path)
@@ -211,12 +211,12 @@ def test_a_toolkit_that_does_not_fit_torch_costs_the_cuda_extension_alone(
                 command.run()
         assert not any(path.exists() for path in old)
     assert runs == [["_suffix", "_C", "_C_cuda"], ["_suffix", "_C"], ["_suffix", "_C", "_C_cuda"]]
-    told = capsys.readouterr().err
-    assert told.count("_C_cuda was NOT built, the others go on: RuntimeError: The detected CUDA version") == 1
-    assert "C++20 compiler" not in told
+    printed = capsys.readouterr().err
+    assert printed.count("_C_cuda was NOT built, the others go on: RuntimeError: The detected CUDA version") == 1
+    assert "C++20 compiler" not in printed
 
 
-def test_an_extension_that_fails_does_not_take_the_others_with_it(
+def test_a_failing_extension_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from torch.utils.cpp_extension import BuildExtension
@@ -238,16 +238,16 @@ def test_an_extension_that_fails_does_not_take_the_others_with_it(
                 continue
             command.run()
         assert {"specdec_kernels._suffix", "specdec_kernels._C"} - set(built) == {f"specdec_kernels.{bad}"}
-        told = capsys.readouterr().err
-        assert f"specdec_kernels.{bad} was NOT built, the others go on: IndexError: list index out of range" in told
-        assert ("install a C++20 compiler" in told) == (bad == "_C")
+        printed = capsys.readouterr().err
+        assert f"specdec_kernels.{bad} was NOT built, the others go on: IndexError: list index out of range" in printed
+        assert ("install a C++20 compiler" in printed) == (bad == "_C")
 
 
 @pytest.mark.parametrize("caught", [False, True], ids=["raises", "warns"])
 def test_a_failing_compiler_leaves_no_module_of_other_sources(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, caught: bool
 ) -> None:
-    """Of what is compiled in place the new ones stay, the old ones go."""
+    """Of modules compiled in place, new ones stay and old ones are deleted."""
     from torch.utils.cpp_extension import BuildExtension
 
     (tmp_path / "setup.py").write_text(SETUP)
@@ -263,21 +263,21 @@ def test_a_failing_compiler_leaves_no_module_of_other_sources(
     def succeed(command: Any) -> None:
         (package / "_C.abi3.so").write_text("new")
 
-    for run, left, told in ((succeed, "new", 0), (fail, "", 1)):
+    for run, left, deleted in ((succeed, "new", 0), (fail, "", 1)):
         seen = declared(monkeypatch, "auto", tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr(BuildExtension, "run", run, raising=False)
             build_command(seen, inplace=True).run()
         found = package / "_C.abi3.so"
         assert (found.read_text() if found.exists() else "") == left
-        assert capsys.readouterr().err.count("_C.abi3.so of an earlier build was deleted") == told
+        assert capsys.readouterr().err.count("_C.abi3.so of an earlier build was deleted") == deleted
     assert (package / "_C_cuda.so").read_text() == "old", "not of this build"
 
 
 def test_none_leaves_no_module_of_an_earlier_build_in_place(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Declaring deletes nothing, nor does a build elsewhere; those in place do."""
+    """Declarations and builds elsewhere delete nothing; builds in place do."""
     from setuptools.command.editable_wheel import editable_wheel
     from setuptools.dist import Distribution
 
@@ -297,8 +297,8 @@ def test_none_leaves_no_module_of_an_earlier_build_in_place(
             command.ensure_finalized()
         command.run()
         assert sum(path.exists() for path in built) == left and (package / "__init__.py").exists()
-        told = capsys.readouterr().err
-        assert told.count("of an earlier build was deleted: SPECDEC_BUILD=none") == len(built) - left
+        printed = capsys.readouterr().err
+        assert printed.count("of an earlier build was deleted: SPECDEC_BUILD=none") == len(built) - left
     assert "editable_wheel" not in declared(monkeypatch, "auto", tmp_path)["cmdclass"]
 
 

@@ -1,4 +1,4 @@
-"""The build shows how far it is, through pip and make too."""
+"""The build reports its progress, through pip and make too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def progress(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The class of setup.py, which reports every twentieth of a second here."""
+    """Returns the class of setup.py; here it reports every twentieth of a second."""
     monkeypatch.setattr(setuptools, "setup", lambda **_: None)
     monkeypatch.setattr(sys, "argv", ["setup.py", "egg_info"])
     monkeypatch.chdir(ROOT)
@@ -48,7 +48,7 @@ def test_files_are_counted_while_they_are_compiled(progress: Any, tmp_path: Path
     assert re.fullmatch(r"compiled 3 of 3 files in \d+ s", said[-1])
 
 
-def test_files_of_an_earlier_build_do_not_count(progress: Any, tmp_path: Path) -> None:
+def test_files_of_an_earlier_build_are_not_counted(progress: Any, tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "old.o").touch()
     os.utime(tmp_path / "old.o", (1e9, 1e9))
@@ -82,7 +82,7 @@ esac
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Iterator[Path]:
-    """A checkout with a Python that builds nothing."""
+    """Makes a checkout with a Python that builds nothing."""
     for name in ("Makefile", "setup.py", "pyproject.toml", "requirements/demo.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
@@ -122,7 +122,7 @@ def test_make_shows_the_lines_while_pip_runs_and_nothing_else_of_it(checkout: Pa
 
 
 @NEEDS_MAKE
-def test_make_shows_all_of_pip_where_it_fails(checkout: Path) -> None:
+def test_make_shows_all_output_of_pip_if_it_fails(checkout: Path) -> None:
     (checkout / "status").write_text("1")
     process = started(checkout)
     said, _ = process.communicate()

@@ -1,4 +1,4 @@
-"""What an import costs and what it drags in, measured in fresh interpreters."""
+"""The cost of imports and the modules that they load, measured in fresh interpreters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 HEAVY = ("triton", "transformers", "specdec_kernels._C", "typer", "rich", "matplotlib", "numba", "scipy")
-SECONDS = 0.3  # of processor time, so that a busy machine does not matter much; quiet ones take a third of it
-STANDARD = (  # a slow machine may take longer: as many times as long as for these
+SECONDS = 0.3  # processor time, so that other load has little effect; idle machines take a third of it
+STANDARD = (  # a slow machine may take longer, in proportion to these
     "import asyncio.subprocess, csv, email.mime.text, ftplib, http.server, imaplib, logging.config, "
     "multiprocessing.managers, optparse, pydoc, smtplib, tarfile, unittest.mock, wsgiref.simple_server, "
     "xml.dom.minidom, xmlrpc.client, zipfile"
@@ -44,8 +44,8 @@ def heavy(modules: list[str]) -> list[str]:
     return [name for name in modules if any(name == each or name.startswith(f"{each}.") for each in HEAVY)]
 
 
-def test_what_make_runs_keeps_byte_code(root: Path) -> None:
-    """Also where the environment forbids it: compiling torch and transformers anew doubles the time of a start."""
+def test_programs_of_make_keep_byte_code(root: Path) -> None:
+    """Even if the environment forbids it: compiling torch and transformers again doubles the time of a start."""
     shown = ["make", "-s", "--eval", 'shown: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"', "shown"]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(shown, capture_output=True, text=True, cwd=root, env=environment, check=True)
@@ -78,7 +78,7 @@ def test_a_heavy_import_is_caught(tmp_path: Path) -> None:
 
 
 def kernels_packages(root: Path, files: list[Path]) -> list[str]:
-    """An __init__.py that would turn our folder into a package called `kernels`."""
+    """Returns an __init__.py that would turn our folder into a package called `kernels`."""
     return [str(path.relative_to(root)) for path in files if path == root / "kernels" / "__init__.py"]
 
 
@@ -94,12 +94,12 @@ FIND = "import importlib.util as u; s = u.find_spec('kernels'); print('found', s
 
 
 def test_kernels_does_not_resolve_to_our_tree(tmp_path: Path) -> None:
-    """`kernels` is another project's package: an installed specdec-fast must not answer to that name."""
+    """`kernels` is another project's package, so an installed specdec-fast must not provide that name."""
     done = subprocess.run([sys.executable, "-c", FIND], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "specdec" not in done.stdout.replace("specdec-fast/.venv", "")
 
 
-def test_a_real_kernels_package_wins_even_from_our_root(tmp_path: Path, root: Path) -> None:
+def test_a_real_kernels_package_is_found_even_from_our_root(tmp_path: Path, root: Path) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").write_text("")
     source = f"import sys; sys.path.append({str(tmp_path)!r}); {FIND}"

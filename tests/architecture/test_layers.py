@@ -1,6 +1,6 @@
-"""Which package may import which. Every package names all that it may import; nothing is transitive.
+"""Allowed imports between packages. Every package lists all that it may import; the lists are not transitive.
 
-Imports are read from the syntax tree, inside functions too, so a lazy import is held to the same rules.
+Imports are read from the syntax tree, inside functions too, so the rules hold for lazy imports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PARTS = _VALUES | {"trees", "adaptive", "cache", "targets", "heads", "retrieval
 _ENGINE = _PARTS | {"rules", "drafters", "engine", "extras"}
 _APPLICATIONS = _ENGINE | {"loading", "tune", "lab", "train", "integrations", "front"}
 MAY_IMPORT: dict[str, set[str]] = {
-    # the operators: they import nothing of the engine, and nothing but torch and triton from outside
+    # the operators: they do not import the engine, and only torch and triton from outside
     "kernels/dispatch": {"kernels", "kernels/ops"},  # its registration with torch names the operators, lazily
     "kernels/triton_shared": {"kernels", "kernels/dispatch"},
     "kernels/ops": {"kernels", "kernels/dispatch", "kernels/triton_shared"},
@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rules": _VALUES | {"adaptive"},
     "drafters": _PARTS,
     "engine": _VALUES | {"adaptive", "rules"},
-    # what people touch
+    # user interfaces
     "tune": _ENGINE,
     "loading": _ENGINE | {"tune"},
     "lab": _VALUES | {"engine", "rules", "kernels/testing"},
@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"commands", "core", "front"},
     "__main__": {"cli"},
 }
-# Packages from outside that a layer may import at all.
+# Packages from outside that a layer may import.
 _TORCH_ONLY = {"core", "rules", "cache", "sampling", "trees", "adaptive", "interfaces", "engine"}
 OUTSIDE = {layer: {"torch"} for layer in _TORCH_ONLY} | {
     layer: {"torch", "triton"} for layer in MAY_IMPORT if layer.startswith("kernels")
@@ -230,7 +230,7 @@ PLANTED = [
 
 
 def plant(root: Path, sources: dict[str, str]) -> list[Path]:
-    """Write files below root, with empty neighbours that imports can resolve to."""
+    """Writes files below root, with empty modules to which imports can resolve."""
     neighbours = [
         "core/draft",
         "engine/engine",

@@ -1,4 +1,4 @@
-"""The Makefile: when it builds, and what it says where nothing could be built."""
+"""The Makefile: when it builds, and its message if no build is possible."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ esac
 
 
 @NEEDS_MAKE
-def test_what_is_built_when(tmp_path: Path, root: Path) -> None:
-    """With a Python that only notes what it is asked for."""
+def test_when_the_extensions_are_built(tmp_path: Path, root: Path) -> None:
+    """With a Python that only records its arguments."""
     for name in ("Makefile", "setup.py", "pyproject.toml", "requirements/demo.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(root / name, tmp_path / name)
@@ -36,7 +36,7 @@ def test_what_is_built_when(tmp_path: Path, root: Path) -> None:
     binary.parent.mkdir(parents=True)
 
     def make(target: str, mode: str = "", options: str = "") -> tuple[int, bool]:
-        """How often it has built so far, and whether it says that it could not."""
+        """Returns the number of builds so far, and whether it reports a failure."""
         env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
         command = ["make", target, "VENV=env", "PYTHON=env/bin/python", f"DEMO_ARGS={options}"]
         env |= {"SPECDEC_BUILD": mode} if mode else {}
@@ -73,8 +73,8 @@ esac
 
 @NEEDS_MAKE
 @pytest.mark.parametrize("own", [False, True], ids=["torch brings no triton", "torch brings its own"])
-def test_nothing_replaces_the_torch_that_was_asked_for(tmp_path: Path, root: Path, own: bool) -> None:
-    """It is a constraint on all that is installed later, and the Triton that came with it stays."""
+def test_the_requested_torch_is_not_replaced(tmp_path: Path, root: Path, own: bool) -> None:
+    """It constrains all later installations, and its Triton stays."""
     for name in (
         "Makefile",
         "setup.py",
@@ -92,7 +92,7 @@ def test_nothing_replaces_the_torch_that_was_asked_for(tmp_path: Path, root: Pat
     env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
     command = ["make", "environment", "VENV=env", "PYTHON=env/bin/python", "TORCH=torch==2.12.1"]
     found = tmp_path / "env" / "stamps" / "torch.txt"
-    for _ in range(2):  # the second time as in an environment where nothing had been written down
+    for _ in range(2):  # the second time, without a recorded choice
         found.unlink(missing_ok=True)
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == 0 and found.exists(), done.stdout + done.stderr
@@ -106,10 +106,10 @@ def test_nothing_replaces_the_torch_that_was_asked_for(tmp_path: Path, root: Pat
 
 @NEEDS_MAKE
 def test_the_heading_of_one_run_of_many_suites_names_them(root: Path) -> None:
-    """All suites but those that `make test` runs by themselves."""
+    """All suites except those that `make test` runs separately."""
     env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
     command = ["make", "-n", "--no-print-directory", "READY=", "tests"]
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
     (heading,) = re.findall(r"tests: the suites ([^']*)'", done.stdout)
-    lanes = set(re.findall(r"^lane-(\w+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
-    assert set(re.split(r", | and ", heading)) == lanes - {"interpreter", "native"}
+    suites = set(re.findall(r"^lane-(\w+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.split(r", | and ", heading)) == suites - {"interpreter", "native"}

@@ -1,4 +1,4 @@
-"""Names: one word per thing, no drawers for odds and ends, and a test and a benchmark beside every part."""
+"""Names: one word per thing, no `utils` modules, and a test and a benchmark for every part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Listed = Callable[[Path], list[Path]]
 
 
 def drawers(root: Path, files: Iterable[Path]) -> list[str]:
-    """Modules and folders whose name says nothing."""
+    """Modules and folders with empty names such as `utils`."""
     found = []
     for path in files:
         place = path.relative_to(root)
@@ -31,7 +31,7 @@ def drawers(root: Path, files: Iterable[Path]) -> list[str]:
 
 
 def defined_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Names a Python module makes up (not those it merely uses from elsewhere)."""
+    """Names that a Python module defines (not those that it uses from elsewhere)."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name, node.lineno
@@ -68,7 +68,7 @@ def operators(root: Path, files: Iterable[Path]) -> set[str]:
 
 
 def measured_drafters(path: Path) -> dict[str, ast.Call]:
-    """What METHODS of the benchmark says by title: `METHODS = {"a title": Method("name", ...), ...}`."""
+    """The entries of the benchmark's METHODS by title: `METHODS = {"a title": Method("name", ...), ...}`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         value = getattr(node, "value", None)
@@ -87,18 +87,18 @@ def _name_of(method: ast.Call) -> str:
 
 
 def recorded_drafters(path: Path, methods: dict[str, ast.Call]) -> set[str]:
-    """Drafters with a row in the committed results, which name methods by their titles."""
+    """Drafters with a row in the committed results, where methods have titles."""
     titles = {row["drafter"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
     return {_name_of(method) for title, method in methods.items() if title in titles}
 
 
 def without_head(name: str, methods: Iterable[ast.Call], present: set[str]) -> bool:
-    """Whether the benchmark can measure a drafter with a head of the user's alone, since none is bundled."""
+    """Whether the benchmark can measure a drafter only with the user's head, since none is bundled."""
     own = [{word.arg for word in method.keywords} for method in methods if _name_of(method) == name]
     return all("own_head" in words for words in own) and f"specdec_fast/assets/demo-{name}/config.json" not in present
 
 
-def parts_without_company(root: Path, files: Iterable[Path]) -> list[str]:
+def incomplete_parts(root: Path, files: Iterable[Path]) -> list[str]:
     """Operators, drafters and rules that lack their reference, their test or their benchmark."""
     present = {str(path.relative_to(root)) for path in files}
     benchmarks = "\n".join(
@@ -131,7 +131,7 @@ def parts_without_company(root: Path, files: Iterable[Path]) -> list[str]:
     return found
 
 
-def test_no_module_is_a_drawer(root: Path, listed: Listed) -> None:
+def test_no_module_has_an_empty_name(root: Path, listed: Listed) -> None:
     assert drawers(root, listed(root)) == []
 
 
@@ -140,7 +140,7 @@ def test_words_with_a_better_name_are_not_used(root: Path, listed: Listed) -> No
 
 
 def test_every_part_has_its_reference_test_and_benchmark(root: Path, listed: Listed) -> None:
-    assert parts_without_company(root, listed(root)) == []
+    assert incomplete_parts(root, listed(root)) == []
 
 
 def plant(root: Path, sources: dict[str, str]) -> list[Path]:
@@ -151,7 +151,7 @@ def plant(root: Path, sources: dict[str, str]) -> list[Path]:
 
 
 @pytest.mark.parametrize("place", ["specdec_fast/utils.py", "csrc/common/loop.h", "tests/helpers.py"])
-def test_a_planted_drawer_is_caught(tmp_path: Path, place: str) -> None:
+def test_a_planted_empty_name_is_caught(tmp_path: Path, place: str) -> None:
     assert len(drawers(tmp_path, plant(tmp_path, {place: "", "specdec_fast/commons.py": ""}))) == 1
 
 
@@ -171,7 +171,7 @@ def test_a_planted_word_is_caught(tmp_path: Path, place: str, source: str, caugh
     assert len(words_not_used(tmp_path, plant(tmp_path, {place: source}))) == caught
 
 
-def test_planted_lonely_parts_are_caught(tmp_path: Path) -> None:
+def test_planted_incomplete_parts_are_caught(tmp_path: Path) -> None:
     sources = {
         f"{KERNELS}/done/__init__.py": "",
         f"{KERNELS}/done/reference.py": "",
@@ -187,10 +187,10 @@ def test_planted_lonely_parts_are_caught(tmp_path: Path) -> None:
         "tests/drafters/test_drafty.py": "",
         "tests/drafters/test_headed.py": "",
     }
-    assert parts_without_company(tmp_path, plant(tmp_path, sources)) == []
+    assert incomplete_parts(tmp_path, plant(tmp_path, sources)) == []
     head = {"specdec_fast/assets/demo-headed/config.json": ""}
     missing = plant(tmp_path, sources | head | {RESULTS: '{"rows": [{"drafter": "three"}]}'})
-    assert parts_without_company(tmp_path, missing) == [
+    assert incomplete_parts(tmp_path, missing) == [
         "drafty: no row in benchmarks/results/drafters_cpu.json",
         "headed: no row in benchmarks/results/drafters_cpu.json",
     ]
@@ -199,7 +199,7 @@ def test_planted_lonely_parts_are_caught(tmp_path: Path) -> None:
         "specdec_fast/drafters/new.py": "",
         "specdec_fast/rules/odd.py": "",
     }
-    assert parts_without_company(tmp_path, plant(tmp_path, sources | lonely)) == [
+    assert incomplete_parts(tmp_path, plant(tmp_path, sources | lonely)) == [
         f"raw: {KERNELS}/raw/reference.py is missing",
         "raw: tests/kernels/test_raw.py is missing",
         "raw: no benchmark under benchmarks/ mentions it",

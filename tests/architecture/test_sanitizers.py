@@ -24,7 +24,7 @@ CASES = 40
 
 
 def compiler() -> str | None:
-    """A compiler that links a sanitized program."""
+    """Returns a compiler that links a sanitized program."""
     found = shutil.which(os.environ.get("CXX", "c++"))
     if found is None:
         return None
@@ -34,7 +34,7 @@ def compiler() -> str | None:
 
 
 def ninja_file(root: Path, cxx: str) -> str:
-    """One object per source; ninja keeps them between runs."""
+    """Returns a ninja file with one object per source; ninja keeps them between runs."""
     sources = sorted(path for path in (root / "csrc").rglob("*.cpp") if path.parent.name not in APART)
     objects = {path: path.relative_to(root / "csrc").as_posix().replace("/", "_") + ".o" for path in sources}
     lines = [
@@ -51,7 +51,7 @@ def ninja_file(root: Path, cxx: str) -> str:
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    """The sanitized driver, rebuilt as far as sources have changed (from nothing: half a minute)."""
+    """Returns the sanitized driver; changed sources are rebuilt (all of them: half a minute)."""
     root = Path(__file__).resolve().parents[2]
     cxx, ninja = compiler(), shutil.which("ninja")
     if cxx is None:
@@ -69,7 +69,7 @@ def program() -> Path:
 
 
 def run(program: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    # Leaks are not looked for: that needs ptrace, which containers forbid.
+    # Leaks are not detected: that needs ptrace, which containers forbid.
     settings |= {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     return subprocess.run(
         [str(program), *arguments], env={**os.environ, **settings}, capture_output=True, text=True, timeout=600
@@ -77,13 +77,13 @@ def run(program: Path, *arguments: str, **settings: str) -> subprocess.Completed
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2", "best"])
-def test_random_ragged_inputs_touch_nothing_they_should_not(program: Path, isa: str) -> None:
-    """best: of this machine; where it lacks one that is named, the best below."""
+def test_random_ragged_inputs_pass_the_sanitizers(program: Path, isa: str) -> None:
+    """best: the best of this machine; if it lacks the named one, the best below it."""
     done = run(program, str(CASES), SPECDEC_ISA=isa)
     assert done.returncode == 0, done.stderr[-4000:]
     assert f"{CASES} cases per operator: fine" in done.stdout
 
 
-def test_the_sanitizer_is_awake(program: Path) -> None:
+def test_the_sanitizer_detects_an_error(program: Path) -> None:
     done = run(program, "broken")
     assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr

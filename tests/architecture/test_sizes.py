@@ -1,4 +1,4 @@
-"""No source file outgrows what one reads in one go."""
+"""No source file is too long to read at once."""
 
 from __future__ import annotations
 

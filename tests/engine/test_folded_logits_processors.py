@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from engine.test_public_interface import ENDS, PROMPTS, automaton, drafter, rows, table
 from oracles.automaton import AutomatonTarget
-from oracles.processed_decoding import edited_decode
+from oracles.processed_decoding import processed_decode
 
 import specdec_fast.sampling.target_distributions as target_distributions_module
 from specdec_fast import Engine, get_drafter
@@ -29,7 +29,7 @@ def test_overlays_give_the_texts_of_processing_in_place(rule: str, monkeypatch: 
     kinds = ["repetition", "bias", "grammar", "forced", "all", "minimum"]
     wanted = [replace(own, logprobs=2) for own in rows(0.8, 3, kinds)]
     target = automaton()
-    want = [edited_decode(target.logits_after, p, own, ENDS) for p, own in zip(PROMPTS, wanted, strict=True)]
+    want = [processed_decode(target.logits_after, p, own, ENDS) for p, own in zip(PROMPTS, wanted, strict=True)]
     texts, found = [[*prompt, *text] for prompt, text in zip(PROMPTS, want, strict=True)], []
     for folds in (False, True):
         monkeypatch.setattr(target_distributions_module, "uses_overlay", lambda logits, folds=folds: folds)

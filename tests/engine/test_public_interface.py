@@ -17,7 +17,7 @@ from oracles.chi_square import p_value
 from oracles.distributions import joint
 from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.plain_decoding import recompute
-from oracles.processed_decoding import edited_decode, edited_dist
+from oracles.processed_decoding import processed_decode, processed_dist
 from oracles.sampled_chain import DrawnChain
 from oracles.toy_grammar import ToyMatcher, counting
 
@@ -95,7 +95,7 @@ def test_ragged_batches_follow_the_oracle_row_by_row(kind: str, temperature: flo
     kinds = [list(SURFACE)[(6 * part + 5 * at) % len(SURFACE)] for at in range(6)]
     wanted = rows(temperature, 10 * part, kinds)
     target = automaton()
-    want = [edited_decode(target.logits_after, p, own, ENDS) for p, own in zip(PROMPTS, wanted, strict=True)]
+    want = [processed_decode(target.logits_after, p, own, ENDS) for p, own in zip(PROMPTS, wanted, strict=True)]
     texts = [[*prompt, *text] for prompt, text in zip(PROMPTS, want, strict=True)]
     engine = Engine(target, drafter(kind, texts), eos_token_ids=ENDS)
     handles = engine.generate(PROMPTS, wanted)
@@ -117,7 +117,7 @@ def test_every_kind_occurs_and_has_an_effect() -> None:
             base = {"temperature": temperature, "seed": 3, "max_new_tokens": NEW}
             for prompt in PROMPTS:
                 texts = [
-                    edited_decode(target.logits_after, prompt, SamplingParams(**base, **more), ENDS)
+                    processed_decode(target.logits_after, prompt, SamplingParams(**base, **more), ENDS)
                     for more in (changes, {})
                 ]
                 differs.append(texts[0] != texts[1])
@@ -129,7 +129,7 @@ def test_preempted_rows_count_what_they_had(kind: str) -> None:
     """In a pool that is too small, rows are preempted, return with their tokens, and end as if alone."""
     wanted = rows(0.9, 40, ["frequency", "presence", "forced", "grammar", "all", "grammar"])
     target = automaton(page_size=2, num_pages=40)
-    want = [edited_decode(target.logits_after, p, own, ENDS) for p, own in zip(PROMPTS, wanted, strict=True)]
+    want = [processed_decode(target.logits_after, p, own, ENDS) for p, own in zip(PROMPTS, wanted, strict=True)]
     texts = [[*prompt, *text] for prompt, text in zip(PROMPTS, want, strict=True)]
     engine = Engine(target, drafter(kind, texts), eos_token_ids=ENDS)
     handles = engine.generate(PROMPTS, wanted)
@@ -200,7 +200,7 @@ def test_plain_decoding_of_a_model_is_the_cache_free_oracle() -> None:
     wanted = SamplingParams(seed=4, temperature=0.9, top_p=0.9, max_new_tokens=14, banned_token_ids=(5,), **changes)
     prompts = [models.prompt(5), models.prompt(17)]
     for prompt, handle in zip(prompts, Engine(models.target("gpt2")).generate(prompts, wanted), strict=True):
-        assert handle.tokens == edited_decode(logits_after, prompt, wanted)
+        assert handle.tokens == processed_decode(logits_after, prompt, wanted)
 
 
 def test_a_short_text_may_follow_a_longer_one_in_its_row() -> None:
@@ -212,7 +212,7 @@ def test_a_short_text_may_follow_a_longer_one_in_its_row() -> None:
     assert len({1, *long.tokens}) == 65
     params = SamplingParams(max_new_tokens=20, **asked)
     (short,) = engine.generate([[1]], params)
-    assert short.tokens == edited_decode(target.logits_after, [1], params)
+    assert short.tokens == processed_decode(target.logits_after, [1], params)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_rejection_keeps_the_joint_distribution_under_processors(kind: str, chan
         if any(token in ends for token in text):
             return [1.0] + [0.0] * (vocab - 1)
         try:
-            return edited_dist(target.logits_after([*prompt, *text]), base, prompt, text, ends)
+            return processed_dist(target.logits_after([*prompt, *text]), base, prompt, text, ends)
         except KeyError:  # the oracle never has this grammar: the text has probability 0
             return [0.0] * vocab
 
@@ -320,7 +320,7 @@ def test_a_grammar_that_cannot_continue_ends_its_request_alone(kind: str, rule: 
         SamplingParams(seed=3, repetition_penalty=1.4, **common),
     ]
     target = automaton()
-    want = [edited_decode(target.logits_after, PROMPTS[at], wanted[at], ENDS) for at in (0, 2)]
+    want = [processed_decode(target.logits_after, PROMPTS[at], wanted[at], ENDS) for at in (0, 2)]
     (alone,) = Engine(target, eos_token_ids=ENDS).generate(PROMPTS[1:2], wanted[1])
     assert len(alone.tokens) == (2 if case == "fill_mask" else 3)
     texts = [[*PROMPTS[0], *want[0]], [*PROMPTS[2], *want[1]], [*PROMPTS[1], *alone.tokens, 1, 1, 1]]

@@ -12,7 +12,7 @@ import torch
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.chi_square import p_value
 from oracles.distributions import dist, joint
-from oracles.processed_decoding import edited_dist
+from oracles.processed_decoding import processed_dist
 from oracles.sampled_tree import DrawnTree
 
 from specdec_fast import Engine, SamplingParams
@@ -27,15 +27,15 @@ SHAPES = {
     "chain": [(0, D), (1, D), (2, D)],
 }
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "presence_penalty": 0.9}
-EDITS = PENALTIES | {"logit_bias": {2: 0.8}, "banned_token_ids": (0,), "forced_tokens": {1: 3}}
+PROCESSORS = PENALTIES | {"logit_bias": {2: 0.8}, "banned_token_ids": (0,), "forced_tokens": {1: 3}}
 CASES = [
     ("recursive_rejection", "hybrid", {}),
     ("recursive_rejection", "without_replacement", {"temperature": 1.4, "top_k": 3}),
-    ("recursive_rejection", "mixed", EDITS),
+    ("recursive_rejection", "mixed", PROCESSORS),
     ("traversal", "hybrid", {"temperature": 1.4, "top_p": 0.9}),
     ("traversal", "without_replacement", {}),
-    ("traversal", "mixed", {"temperature": 0.7, **EDITS}),
-    ("block", "chain", EDITS),
+    ("traversal", "mixed", {"temperature": 0.7, **PROCESSORS}),
+    ("block", "chain", PROCESSORS),
 ]
 
 
@@ -57,7 +57,7 @@ def test_the_joint_distribution_of_three_tokens_is_the_target_s(rule: str, shape
     while not engine.idle:
         engine.step()
     settings = SamplingParams(**params)
-    exact = joint(lambda text: edited_dist(reader.logits_after([*PROMPT, *text]), settings, PROMPT, text), 3, VOCAB)
+    exact = joint(lambda text: processed_dist(reader.logits_after([*PROMPT, *text]), settings, PROMPT, text), 3, VOCAB)
     assert p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact) > 1e-3
     assert engine.stats.steps > len(handles), "texts must be made of several steps"
     assert 0.2 < engine.stats.tau - 1 < 2.5, "all accepted or all refused: the test would prove little"

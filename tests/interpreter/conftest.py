@@ -1,7 +1,7 @@
-"""The lane of Triton's interpreter: a process of its own with TRITON_INTERPRET=1 (`make lane-interpreter`).
+"""The interpreter suite: Triton's interpreter, in its own process with TRITON_INTERPRET=1 (`make lane-interpreter`).
 
 Every test in this folder is marked `interpreter` and skipped in any other process. Tensors can be guarded, overflow
-checks are on and bfloat16 is right (`tests/oracles/interpreter.py`).
+checks are on, and bfloat16 is correct (`tests/oracles/interpreter.py`).
 """
 
 from __future__ import annotations

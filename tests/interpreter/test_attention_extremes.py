@@ -1,4 +1,4 @@
-"""The Triton attention at its ends, in every way keys are cut: scores beyond all numbers, wide heads, 8-bit caches."""
+"""Extremes of the Triton attention, for every split of the keys: infinite scores, wide heads, 8-bit caches."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def attend(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("slots", [range(5, 6), range(64), range(128), range(70, 143), range(143)], ids=str)
 @pytest.mark.parametrize("score", [-math.inf, math.inf, math.nan], ids=str)
-def test_scores_beyond_all_numbers(way: str, slots: range, score: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Single keys, whole tiles of them, the tree's own, and all there are."""
+def test_infinite_scores(way: str, slots: range, score: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single keys, whole tiles, the tree's own keys, and all keys."""
     source = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(10, 16, 1, 32, generator=source) for _ in range(2))
     keys.view(160, 32)[[16 + slot for slot in slots]] = score
@@ -54,7 +54,7 @@ def test_scores_beyond_all_numbers(way: str, slots: range, score: float, monkeyp
     with use_backend("triton"):
         out, lse = attend(way, case, case[:2] + case[3:7], monkeypatch)
     torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-4, equal_nan=True)
-    if score != math.inf:  # then what the log of the sum is says nothing more
+    if score != math.inf:  # then the log of the sum has no meaning
         torch.testing.assert_close(lse, want_lse, atol=1e-5, rtol=1e-4, equal_nan=True)
     else:
         assert not bool(lse.isfinite()[want_lse == math.inf].any())
@@ -89,7 +89,7 @@ def test_wide_heads_and_narrow_caches(
     way: str, options: dict[str, Any], dtype: torch.dtype, width: int, narrow: bool, counts: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Trees and prefills. A float8 cache is exact in every dtype that the products are made in."""
+    """Trees and prefills. A float8 cache is exact in every dtype of the products."""
     causal = bool(options)
     case = build(Shape(counts, [70, 130], dtype=dtype, width=width, heads=4, kv_heads=2))
     scales: dict[str, torch.Tensor] = {}

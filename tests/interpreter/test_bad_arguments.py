@@ -1,4 +1,4 @@
-"""Tensors of a wrong dtype, size or layout: refused in words before a launch, or taken without harm."""
+"""Tensors of a wrong dtype, size or layout: refused before a launch, or served correctly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER = {torch.int32: torch.int64, torch.int64: torch.int32}
 
 
 def wrong(tensor: Tensor, strided: bool) -> Iterator[Tensor]:
-    """Of another dtype, shorter, empty and with another dimension; integers also narrower and, if wanted, strided."""
+    """Yields wrong tensors: another dtype, shorter, empty, another dimension; integers also narrower and strided."""
     integers = not tensor.dtype.is_floating_point
     yield tensor.to(OTHER.get(tensor.dtype, torch.int64 if integers else torch.int32))
     yield tensor[:-1]
@@ -42,7 +42,7 @@ def exchanged(own: Tensor, other: Tensor, each: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("case", EVERY)
-def test_what_a_launch_cannot_take_is_refused_in_words(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_that_a_launch_cannot_take_raise_clear_errors(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     monkeypatch.setattr(
         pytest.importorskip("specdec_kernels.ops.tree_attention.launch"), "_num_processors", lambda device: 3

@@ -50,17 +50,17 @@ def test_slots(counts: list[int], page_size: int, tail: int, tree: bool, advance
     lengths = guarded(torch.randint(0, 60, (capacity,), generator=g, **INTS))
     nodes = sum(counts) + tail
     depth = guarded(torch.randint(0, 9, (nodes,), generator=g, **INTS)) if tree else None
-    answers = []
+    results = []
     for backend in ("reference", "triton"):
         own = guarded(lengths)
         with use_backend(backend):
             found = kv_slots(table, own, rows, ints([0, *accumulate(counts)]), depth, nodes, page_size, advance)
-        answers.append((*found, own))
-    for want, got in zip(*answers, strict=True):
+        results.append((*found, own))
+    for want, got in zip(*results, strict=True):
         assert want.dtype == got.dtype and torch.equal(want, got)
 
 
-def test_what_has_no_room_goes_to_the_trash() -> None:
+def test_tokens_without_space_go_to_the_trash() -> None:
     table, lengths = torch.ones(2, 2, **INTS), ints([7, 0])
     with use_backend("triton"):
         _, _, slots, _ = kv_slots(table, lengths, ints([0, 5]), ints([0, 2, 3]), None, 3, 4)
@@ -76,15 +76,15 @@ def test_staging(dtype: torch.dtype, head_first: bool) -> None:
     case = build(Shape([5, 4], [10, 20], heads=6, kv_heads=3, width=40, head_first=head_first))
     key, value = (torch.randint(0, 200, (9, 6, 40)).to(dtype)[:, ::2] for _ in range(2))
     slots = guarded((torch.randperm(40)[:9] + 16).index_fill(0, torch.tensor([2]), -1))
-    answers = []
+    results = []
     for backend in ("reference", "triton"):
         caches = [torch.empty_strided(c.shape, c.stride(), dtype=dtype).fill_(3) for c in (case.key_cache,) * 2]
         with use_backend(backend):
             kv_stage(key, value, *caches, slots)
-        answers.append(caches)
-    assert all(torch.equal(want, got) for want, got in zip(*answers, strict=True))
+        results.append(caches)
+    assert all(torch.equal(want, got) for want, got in zip(*results, strict=True))
     with use_backend("triton"), pytest.raises(ValueError, match="kv_stage: key is"):
-        kv_stage(key[:3], value, *answers[0], slots)
+        kv_stage(key[:3], value, *results[0], slots)
 
 
 def test_a_slot_beyond_the_cache_is_skipped() -> None:
@@ -127,7 +127,7 @@ def test_commits(
     g = torch.Generator().manual_seed(seed)
     scales = torch.rand(*case.key_cache.shape[:2], 3, generator=g)
     nodes = [torch.randint(0, 200, (sum(counts) + 1, 3, 24), generator=g).to(dtype), torch.rand(sum(counts) + 1, 3)]
-    answers = []
+    results = []
     for backend in ("reference", "triton"):
         cache = torch.empty_strided(case.key_cache.shape, case.key_cache.stride(), dtype=dtype)
         cache.copy_(torch.randint(0, 200, cache.shape, generator=torch.Generator().manual_seed(1)))
@@ -140,13 +140,13 @@ def test_commits(
                 kv_commit_scratch(CacheTable(caches), CacheTable.packed(nodes), *trees, own)
             else:
                 kv_commit(CacheTable(caches), *trees, own)
-        answers.append([*caches, own, own_table])
-    for want, got in zip(*answers, strict=True):
+        results.append([*caches, own, own_table])
+    for want, got in zip(*results, strict=True):
         assert torch.equal(want, got)
 
 
-def test_commits_touch_nothing_beyond_what_they_are_given() -> None:
-    """Data that no host looks at: page ids, nodes, lengths and rows that do not exist."""
+def test_commits_touch_no_memory_beyond_their_tensors() -> None:
+    """Data that the host does not check: page ids, nodes, lengths and rows that do not exist."""
     case = build(Shape([4], [10]))
     path, accepted = torch.tensor([[0, 2, 3]], **INTS), torch.tensor([2], **INTS)
     broken = case.page_table.clone()
@@ -158,7 +158,7 @@ def test_commits_touch_nothing_beyond_what_they_are_given() -> None:
         trees = (guarded(table), torch.tensor([length], **INTS), path, case.offsets, accepted)
         with use_backend("triton"):
             kv_commit(CacheTable([cache]), *trees, torch.tensor([row], **INTS), own)
-            scratch = guarded(torch.ones(2, 2, 64))  # fewer nodes than the path names
+            scratch = guarded(torch.ones(2, 2, 64))  # fewer nodes than on the path
             kv_commit_scratch(CacheTable([cache]), [scratch], *trees, torch.tensor([row], **INTS), own)
             kv_commit_pages(*trees, torch.tensor([row], **INTS), own, own_table)
         assert torch.equal(cache, before)
@@ -166,7 +166,7 @@ def test_commits_touch_nothing_beyond_what_they_are_given() -> None:
 
 
 def test_a_node_beyond_the_scratch_is_not_copied() -> None:
-    """A table and lengths that are good, and a scratch of two nodes for a path that names node 3."""
+    """A valid table and lengths, and a scratch of two nodes for a path with node 3."""
     case = build(Shape([4], [10]))
     path, accepted = torch.tensor([[0, 1, 3]], **INTS), torch.tensor([2], **INTS)
     cache, before = guarded(case.key_cache), case.key_cache.clone()
@@ -179,7 +179,7 @@ def test_a_node_beyond_the_scratch_is_not_copied() -> None:
         assert torch.equal(cache[slot], value)
 
 
-def test_what_commits_refuse() -> None:
+def test_bad_arguments_of_commits() -> None:
     case = build(Shape([2], [5]))
     path, accepted = torch.tensor([[0, 1]], **INTS), torch.ones(1, **INTS)
     trees = (case.page_table, case.lengths, path, case.offsets, accepted)

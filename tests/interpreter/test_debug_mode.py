@@ -1,4 +1,4 @@
-"""Debug mode: what a launch would pass over in silence is refused by name, with the data checks of the references."""
+"""Debug mode: data that a launch does not check is checked as in the references."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def test_wrong_data_is_refused_and_good_data_is_not(call: Any, change: dict[str,
         call(**change)
 
 
-def test_nothing_is_looked_at_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_not_checked_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(debug_mode, "is_capturing", lambda: True)
     stage(slots=torch.tensor([10**6]))
 
 
-def test_calls_of_the_registered_operators_are_looked_at() -> None:
-    """Compiled programs make such calls."""
+def test_calls_of_the_registered_operators_are_checked() -> None:
+    """Compiled programs call them."""
     case, new = build(Shape([1], [3])), torch.ones(1, 2, 64)
     registers = torch_ops.register_launches("CPU", override=True)
     try:
@@ -118,8 +118,8 @@ def test_calls_of_the_registered_operators_are_looked_at() -> None:
         registers._destroy()
 
 
-def test_a_look_changes_nothing() -> None:
-    """kv_slots looks with its reference, which advances lengths: once, by the launch."""
+def test_a_check_changes_nothing() -> None:
+    """kv_slots checks with its reference, which advances lengths; they advance once, by the launch."""
     lengths = int32([3, 0])
     slots(lengths=lengths, advance=True)
     assert lengths.tolist() == [4, 2]

@@ -1,4 +1,4 @@
-"""Tensors of several devices are refused in words before a launch, by name, in every place where a tensor can hide."""
+"""Tensors of several devices are refused by name before a launch, in every argument, nested ones included."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ELSEWHERE = "meta"
 
 
 def calls() -> list[tuple[Any, dict[str, Any]]]:
-    """Operators with good arguments."""
-    edits = arguments([Request([3], [9], [0, 1], [-1, 0], (1.2, 0.5, 0.25), {7: 1.5}, {9: 4}, {4: 2})], 0, None)
+    """Returns operators with valid arguments."""
+    processors = arguments([Request([3], [9], [0, 1], [-1, 0], (1.2, 0.5, 0.25), {7: 1.5}, {9: 4}, {4: 2})], 0, None)
     attention = build(Shape([3], [20]))
     names = ("query", "key_cache", "value_cache", "page_table", "lengths", "offsets", "ancestors")
     heads = {"sinks": torch.zeros(4), "scale": 0.1}
@@ -43,7 +43,7 @@ def calls() -> list[tuple[Any, dict[str, Any]]]:
         (exact_match_verify, {"tokens": GOOD["tokens"], **links, "node_choice": GOOD["tokens"], "max_depth": 3}),
         (rejection_verify, chain | {"max_depth": 3}),
         (recursive_rejection_verify, GOOD),
-        (process_logits, {"logits": torch.zeros(2, 12), **edits}),
+        (process_logits, {"logits": torch.zeros(2, 12), **processors}),
         (tree_attention, dict(zip(names, (*attention.cache, attention.ancestors), strict=True)) | heads),
         (kv_slots, {"page_table": torch.ones(1, 9, dtype=torch.int32), "lengths": int32([7]), **rows}),
         (kv_stage, {"key": new, "value": new, **dict(zip(names[1:3], attention.cache[1:3], strict=True)),

@@ -26,7 +26,7 @@ quick = settings(
 
 
 def both(batch: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """(Triton's, the reference's) answer with masses; Triton's rows are guarded and padded with NaN."""
+    """Returns the results of Triton and the reference, with masses; Triton's rows are guarded and padded with NaN."""
     logits = guarded(batch[0], row_stride=batch[0].shape[1] + 5)
     with use_backend("triton"):
         got = distribution_stats(logits, *(guarded(part) for part in batch[1:]), masses=True)
@@ -57,7 +57,7 @@ def test_large_vocabularies_and_more_contenders_than_fit(spread: float, vocab: i
 
 
 def spoil_between_launches(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], None]) -> None:
-    """From now on `spoil` changes the logits after they were read once."""
+    """Makes `spoil` change the logits after their first read."""
     from specdec_kernels.ops.distribution_stats import launch
 
     real = launch.join_blocks
@@ -74,8 +74,8 @@ def spoil_between_launches(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Ten
 
 
 def test_a_row_is_read_again_only_where_a_filter_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the launches the logits of rows without filters are spoiled: nobody notices. Those of a row with one,
-    which goes on to be refined, are needed.
+    """Between the launches the logits of rows without filters are spoiled, without effect. Those of a row with a
+    filter, which is refined further, are needed.
     """
     level = torch.randn(4, 3000) * 3
     batch = (level, *parameters(4, 0.9))
@@ -113,19 +113,19 @@ def test_double_precision_is_refused_with_a_reason() -> None:
 @quick
 @given(batches(HALF_AND_SINGLE), st.data())
 def test_pivots_change_nothing(batch: tuple[Tensor, ...], data: st.DataObject) -> None:
-    """Whatever tokens they are: the last kept, its neighbours, others, none, or beyond the vocabulary."""
+    """For all pivots: the last kept token, its neighbours, others, none, or beyond the vocabulary."""
     logits, *parts = batch
     rows, vocab = logits.shape
     with use_backend("reference"):
         want = distribution_stats(*batch)
     ranked = logits.float().nan_to_num(nan=INF).sort(dim=1, descending=True, stable=True)[1]
-    chosen = []
+    picked = []
     for row in range(data.draw(st.integers(0, rows))):
         last = int((ranked[row] == want[3][row]).nonzero()[0, 0])
         place = last + data.draw(st.sampled_from([0, 0, 0, 1, -1]))
-        chosen.append(data.draw(st.sampled_from([int(ranked[row, min(max(place, 0), vocab - 1)])] * 4 + [-1, vocab])))
+        picked.append(data.draw(st.sampled_from([int(ranked[row, min(max(place, 0), vocab - 1)])] * 4 + [-1, vocab])))
     with use_backend("triton"):
-        pivots = guarded(torch.tensor(chosen, dtype=torch.int64))
+        pivots = guarded(torch.tensor(picked, dtype=torch.int64))
         given = guarded(logits), *(guarded(part) for part in parts)
         compare(distribution_stats(*given, pivots=pivots, masses=data.draw(st.booleans()))[:4], want)
 
@@ -170,8 +170,8 @@ def test_every_pivot_of_small_distributions_with_every_filter() -> None:
         compare(distribution_stats(*batch, pivots=torch.tensor(pivots)), want)
 
 
-def test_a_pivot_at_the_very_limit_decides_nothing() -> None:
-    """Sums in float32 cannot tell on which side of top-p a token of a flat distribution lies: float64 decides."""
+def test_a_pivot_at_the_limit_has_no_effect() -> None:
+    """Sums in float32 cannot decide on which side of top-p a token of a flat distribution is; float64 does."""
     places = list(range(300, 2700, 120))
     level = torch.randn(1, 3000, generator=torch.Generator().manual_seed(0)) / 100
     order = level[0].argsort(descending=True)

@@ -1,4 +1,4 @@
-"""draft_sample in Triton: the reference's token of every draw, with and without known masses."""
+"""draft_sample in Triton: the reference's token for every draw, with and without known masses."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 @pytest.fixture(autouse=True)
 def on_path() -> Iterator[None]:
-    """The files import each other as programs do: their folder is the first of the path."""
+    """Puts the folder of the files first in the path, since they import each other as programs do."""
     sys.path.insert(0, str(LADDER))
     yield
     sys.path.remove(str(LADDER))
@@ -42,7 +42,7 @@ def module(name: str) -> ModuleType:
 
 
 def fenced(batch: Any) -> Any:
-    """The same batch in memory that ends where its tensors end; slots that no node may read are not a number."""
+    """Copies a batch into memory that ends with its tensors; slots that no node may read are NaN."""
     pages, page_size = batch.key_cache.shape[:2]
     used = torch.zeros(pages, page_size, dtype=torch.bool)
     for row, (length, count) in enumerate(zip(batch.lengths.tolist(), batch.offsets.diff().tolist())):
@@ -103,7 +103,7 @@ def test_any_number_of_pieces_equals_the_operator(batch: Any, pieces: int) -> No
     assert_same(got, batch)
 
 
-def test_pieces_are_chosen_to_fill_the_gpu() -> None:
+def test_the_number_of_pieces_fills_the_gpu() -> None:
     choose = module("step5_split_k").choose_pieces
     assert choose(programs=32, most_keys=4096) == 8
     assert choose(programs=32, most_keys=1024) == 4, "four tiles or more each"
@@ -120,7 +120,7 @@ def test_pieces_are_chosen_to_fill_the_gpu() -> None:
 
 @contextmanager
 def counted(**tensors: tuple[Tensor, ...]) -> Iterator[Counter[str]]:
-    """Bytes that kernels load from, and store to, groups of tensors, and FLOPs of their matrix products."""
+    """Counts bytes that kernels load from and store to groups of tensors, and FLOPs of their matrix products."""
     import triton.runtime.interpreter as interpreter
 
     builder, found = interpreter.InterpreterBuilder, Counter()
@@ -155,7 +155,7 @@ def counted(**tensors: tuple[Tensor, ...]) -> Iterator[Counter[str]]:
 
 
 def measured() -> tuple[Any, Any]:
-    """A ragged batch and its shapes: a request within one share of a plan, a tree of two blocks, a long chain."""
+    """Returns a ragged batch and its shapes: a request within one share of a plan, a two-block tree, a long chain."""
     example, traffic = module("worked_example"), module("traffic")
     trees, lengths = [[-1, 0, 0, 1], example.binary_tree(20), [*range(-1, 7)]], [10, 100, 690]
     kind = {"heads": 4, "kv_heads": 2, "width": 40}
@@ -163,7 +163,7 @@ def measured() -> tuple[Any, Any]:
     return batch, [traffic.Request(tree, length, itemsize=4, **kind) for tree, length in zip(trees, lengths)]
 
 
-def test_costs_of_the_triton_steps_are_those_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_of_the_triton_steps_equal_their_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, shapes = measured()
     scale, step, traffic = module("worked_example").scale_of(batch), module("step5_split_k"), module("traffic")
     caches = batch.key_cache, batch.value_cache
@@ -183,7 +183,7 @@ def test_costs_of_the_triton_steps_are_those_that_are_counted(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("planned", [False, True])
-def test_costs_of_the_shipped_kernel_are_those_that_are_counted(planned: bool) -> None:
+def test_costs_of_the_shipped_kernel_equal_their_counts(planned: bool) -> None:
     batch, shapes = measured()
     traffic = module("traffic")
     cost = traffic.shipped_plan(shapes) if planned else traffic.shipped_pieces(shapes)

@@ -1,4 +1,4 @@
-"""exact_match_verify in Triton: the walk of the definition, ragged rows, score-only nodes, 64 levels, duplicate
+"""exact_match_verify in Triton: the path of the definition, ragged rows, score-only nodes, 64 levels, duplicate
 siblings.
 """
 
@@ -21,13 +21,13 @@ def test_walk_equals_the_oracle(draft: tuple[list[int], list[int], Tensor, Tenso
     plan = tree_plan(int32(parents), int32(offsets))
     given_parts = (tokens, int32(offsets), plan.first_child, plan.next_sibling, choice, score_only)
     with use_backend("triton"):
-        answer = exact_match_verify(*(part if part is None else guarded(part) for part in given_parts), max_depth=20)
-    check_walk(draft, *answer)
-    assert [part.dtype for part in answer] == [torch.int32, torch.int32, torch.int64]
+        result = exact_match_verify(*(part if part is None else guarded(part) for part in given_parts), max_depth=20)
+    check_walk(draft, *result)
+    assert [part.dtype for part in result] == [torch.int32, torch.int32, torch.int64]
 
 
 def test_a_path_of_64_and_duplicate_siblings() -> None:
-    """Below every node two children of the same token: the earlier one is on the path."""
+    """Every node has two children of the same token, and the earlier one is on the path."""
     tokens = torch.tensor([0, *(1 + level // 2 for level in range(128))])
     choice = torch.tensor([1, *(2 + level // 2 for level in range(128))])
     parents = [-1, *(0 if node <= 2 else 2 * ((node - 1) // 2) - 1 for node in range(1, 129))]

@@ -1,6 +1,4 @@
-"""Masses of tokens made of pairs of float32, against float64, and distribution_stats with them at extreme
-temperatures.
-"""
+"""Masses of tokens as pairs of float32 against float64, and distribution_stats at extreme temperatures."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def test_masses_are_exponentials_to_43_bits(scale: float) -> None:
     torch.testing.assert_close(found(level, top)[inside], want[inside], rtol=2.0**-43, atol=0.0)
 
 
-def test_masses_at_the_ends() -> None:
+def test_masses_at_extremes() -> None:
     level = torch.tensor([3.5, -2e38, -torch.inf, torch.nan, -701.0, 1e-45, 0.0, -torch.inf])
     top = torch.tensor([3.5, 2e38, 0.0, 0.0, 0.0, 1e-45, 0.0, -torch.inf])
     assert found(level, top).tolist() == [1, 0, 0, 0, 0, 1, 1, 0]

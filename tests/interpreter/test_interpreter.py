@@ -1,4 +1,4 @@
-"""The test bed itself: bfloat16 as torch has it, overflows that raise, reads out of bounds that do not survive."""
+"""The test bed: bfloat16 equals torch's, overflows raise, and reads out of bounds end the process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def arithmetic(x, y, out, matrix, count: tl.constexpr):
     tl.store(matrix + tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :], tl.dot(tl.trans(square), square))
 
 
-def test_bfloat16_is_what_torch_has(generator: torch.Generator) -> None:
+def test_bfloat16_equals_torch(generator: torch.Generator) -> None:
     x, y = (torch.randn(256, generator=generator).bfloat16() * 3 for _ in range(2))
     out, matrix = torch.zeros(4 * 256 + 2, dtype=torch.bfloat16), torch.zeros(16, 16)
     arithmetic[(1,)](x, y, out, matrix, 256)
@@ -59,7 +59,7 @@ def test_an_overflow_raises() -> None:
 
 @triton.jit
 def sums(x, y, out):
-    """Of blocks, and of numbers without a sign."""
+    """Sums of blocks, and of unsigned numbers."""
     ids = tl.arange(0, 4)
     a, b = tl.load(x + ids), tl.load(y + ids)
     tl.store(out + ids, a + b)
@@ -68,7 +68,7 @@ def sums(x, y, out):
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_an_overflow_of_one_number_of_a_block_raises_and_none_is_no_error(backwards: bool) -> None:
+def test_an_overflow_in_a_block_raises_and_its_absence_does_not(backwards: bool) -> None:
     most, out = 2**31 - 1, torch.zeros(4, dtype=torch.int32)
 
     def block(*numbers: int) -> torch.Tensor:
@@ -108,7 +108,7 @@ def copy(x, out, limit, size: tl.constexpr):
 
 
 @pytest.mark.parametrize("stride", [None, 11])
-def test_a_read_beyond_the_end_does_not_survive(tmp_path: Path, stride: int | None) -> None:
+def test_a_read_beyond_the_end_ends_the_process(tmp_path: Path, stride: int | None) -> None:
     (tmp_path / "test_interpreter_kernel.py").write_text(KERNEL)
     path = [str(Path(__file__).parents[1]), str(tmp_path)]
     for limit, survives in ((8, True), (9, False)):
@@ -129,7 +129,7 @@ def test_guarded_tensors_are_copies() -> None:
     assert torch.as_strided(padded, (4,), (1,), padded.storage_offset() + 5).isnan().all()
 
 
-def test_the_interpreter_is_never_chosen_on_its_own() -> None:
+def test_the_interpreter_serves_explicit_requests_only() -> None:
     for name, op in OPS.items():
         if any(backend.name == "triton" for backend in op.backends):
             with use_backend():

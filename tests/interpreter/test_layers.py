@@ -1,4 +1,6 @@
-"""The attention function of targets on Triton kernels: one plan per pass and kind of layer, the reference's answers."""
+"""The attention function of targets on Triton kernels: one plan per pass and kind of layer, and the reference's
+results.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,18 @@ def test_layers_of_a_kind_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(attention.plan_for.__globals__, "attention_plan", counted)
     query, key, value = (torch.randn(1, heads, 14, 64) for heads in (4, 2, 2))
-    answers = {}
+    results = {}
     for backend in ("reference", "triton"):
         caches = [case.key_cache.clone() for _ in range(4)], [case.value_cache.clone() for _ in range(4)]
         packed = attention.PackedContext(where, *caches)
         with use_backend(backend):
-            answers[backend] = [
+            results[backend] = [
                 attention.attend(
                     SimpleNamespace(layer_idx=layer), query, key, value, None, sliding_window=window, packed=packed
                 )[0]
                 for layer, window in enumerate((None, 30, None, 30))
             ]
     assert [kwargs["window"] for kwargs in made] == [0, 30]
-    for want, got in zip(answers["reference"], answers["triton"], strict=True):
+    for want, got in zip(results["reference"], results["triton"], strict=True):
         assert (got - want).abs().max() <= 3e-6
-    assert (answers["triton"][0] - answers["triton"][1]).abs().max() > 1e-3, "the window matters"
+    assert (results["triton"][0] - results["triton"][1]).abs().max() > 1e-3, "the window matters"

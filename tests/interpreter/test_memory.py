@@ -1,4 +1,4 @@
-"""Launches with memory of the caller's, and launches behind torch.ops.specdec: the same answers, nothing allocated."""
+"""Launches with the caller's memory, and launches of torch.ops.specdec: the same results, and no allocation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_SCRATCH = ("kv_slots", "tree_plan")
 
 
 class NothingNew(TorchDispatchMode):
-    """Fails where a tensor with memory of its own is made."""
+    """Raises if a tensor with its own memory is created."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -31,7 +31,7 @@ class NothingNew(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", DIRECT)
-def test_out_and_workspace_hold_the_same_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_and_workspace_give_the_same_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with use_backend("reference"):
         call = make_sample(name, SIZES)
         want = list(tensors_in(OPS[name](*call.arguments, **call.options)))
@@ -43,9 +43,7 @@ def test_out_and_workspace_hold_the_same_answer(name: str, monkeypatch: pytest.M
         }
         assert (size == 0) == (name in NO_SCRATCH)
         with NothingNew(), monkeypatch.context() as patched:
-            patched.setattr(
-                argument_checks, "can_read_values", lambda value: False
-            )  # on a GPU values are not looked at
+            patched.setattr(argument_checks, "can_read_values", lambda value: False)  # on a GPU values are not checked
             found = OPS[name](*call.arguments, **call.options, **given)
         for got, expected, place in zip(tensors_in(found), want, tensors_in(given["out"]), strict=True):
             assert difference(got, expected, TOLERANCE[torch.float32])[1] is None
@@ -58,9 +56,9 @@ def test_out_and_workspace_hold_the_same_answer(name: str, monkeypatch: pytest.M
 
 
 def test_the_dispatcher_reaches_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the launches under the key of the CPU, torch.ops.specdec.* is Triton for the arguments of recorded calls.
+    """With the launches under the CPU key, torch.ops.specdec.* runs Triton for the arguments of recorded calls.
 
-    What the recorded calls wrote is put back.
+    Memory that the recorded calls wrote is restored.
     """
     names = sorted({*OPS} & set(torch_ops.LAUNCHES))
     recorded = {}
@@ -90,7 +88,7 @@ def test_the_dispatcher_reaches_the_launches(monkeypatch: pytest.MonkeyPatch) ->
             places.clear()
             got = [*tensors_in(getattr(torch.ops.specdec, name)(*given)), *writes]
             assert got and len(places) == 1 and places[0].endswith(name), (name, places)
-            for one, other in zip(got, want[-len(got) :], strict=True):  # what is written may be returned too
+            for one, other in zip(got, want[-len(got) :], strict=True):  # written tensors may be returned too
                 if name == "tree_plan":  # as many ancestor words as the largest row needs, or more
                     one, other = one[..., : other.shape[-1]], other[..., : one.shape[-1]]
                 assert difference(one, other, TOLERANCE[torch.float32])[1] is None, name

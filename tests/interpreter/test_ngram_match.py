@@ -1,4 +1,4 @@
-"""ngram_match in Triton: the reference's matches over ragged histories, however they are cut, in guarded memory."""
+"""ngram_match in Triton: the reference's matches over ragged histories, for any tiles, in guarded memory."""
 
 from __future__ import annotations
 
@@ -47,28 +47,28 @@ def test_matches_equal_those_of_the_reference(
         guarded(torch.tensor(starts, dtype=torch.int64)),
         guarded(torch.tensor([len(text) for text in histories], dtype=torch.int32)),
     )
-    answers = []
+    results = []
     for backend in ("reference", "triton"):
         with use_backend(backend):
-            answers.append(ngram_match(*where, n_min + more, n_min, wanted, frequent))
-    for want, got in zip(*answers, strict=True):
+            results.append(ngram_match(*where, n_min + more, n_min, wanted, frequent))
+    for want, got in zip(*results, strict=True):
         assert want.dtype == got.dtype and torch.equal(want, got)
 
 
 @pytest.mark.parametrize("frequent", [False, True])
 def test_a_long_history(frequent: bool) -> None:
-    """Tiles of the size that is launched; hundreds of occurrences."""
+    """Tiles of the real size, and hundreds of occurrences."""
     text = torch.randint(0, 3, (2100,), generator=torch.Generator().manual_seed(2))
     where = guarded(text), torch.tensor([0, 600]), torch.tensor([2100, 1500], dtype=torch.int32)
-    answers = []
+    results = []
     for backend in ("reference", "triton"):
         with use_backend(backend):
-            answers.append(ngram_match(*where, 3, 1, 5, frequent))
-    assert all(torch.equal(want, got) for want, got in zip(*answers, strict=True))
+            results.append(ngram_match(*where, 3, 1, 5, frequent))
+    assert all(torch.equal(want, got) for want, got in zip(*results, strict=True))
 
 
 @pytest.mark.usefixtures("small_tiles")
-def test_memory_of_the_callers_and_histories_that_leave_the_tokens() -> None:
+def test_the_caller_s_memory_and_histories_beyond_the_tokens() -> None:
     text = guarded(torch.tensor([1, 2, 7, 3, 1, 2, 7, 4, 1, 2, 8, 5, 1, 2] * 3))
     starts, lengths = torch.tensor([0, 30, -1, 3]), torch.tensor([14, 14, 5, -2], dtype=torch.int32)
     with use_backend("triton"):

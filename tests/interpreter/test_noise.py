@@ -32,21 +32,21 @@ def test_variates_have_the_bits_of_the_definition() -> None:
 
 
 @triton.jit
-def keyed(seeds, positions, index, out, coins, count: tl.constexpr):
+def keyed(seeds, positions, index, out, uniforms, count: tl.constexpr):
     row = tl.program_id(0)
     seed, position, number = tl.load(seeds + row), tl.load(positions + row), tl.load(index + row)
     for half in range(2):
         first = half * count
         noise = gumbel_span(seed, position, number, 3, first, count)
         tl.store(out + row * 2 * count + first + tl.arange(0, count), noise)
-    tl.store(coins + row, accept_uniform(seed, position, number))
+    tl.store(uniforms + row, accept_uniform(seed, position, number))
 
 
-def test_spans_and_coins_are_keyed_as_everywhere() -> None:
+def test_spans_and_uniforms_have_the_usual_keys() -> None:
     seeds = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 123456789012345])
     positions = torch.tensor([0, 1, 5, 2**31 - 1, 77, 2**30], dtype=torch.int32)
     index = torch.tensor([0, 3, 2**31 - 1, 9, 64, 1], dtype=torch.int32)
-    out, coins = torch.zeros(6, 1024), torch.zeros(6)
-    keyed[(6,)](seeds, positions, index, out, coins, 512)
+    out, uniforms = torch.zeros(6, 1024), torch.zeros(6)
+    keyed[(6,)](seeds, positions, index, out, uniforms, 512)
     assert torch.equal(out, random.gumbel(random.span_words(seeds, positions, index, 3, 1024)))
-    assert torch.equal(coins, random.uniform(random.words(seeds, positions, index, random.ACCEPT, 0)))
+    assert torch.equal(uniforms, random.uniform(random.words(seeds, positions, index, random.ACCEPT, 0)))

@@ -1,4 +1,4 @@
-"""Sample calls with options on Triton's kernels: what tests/gpu runs on a GPU, in the mended interpreter."""
+"""Sample calls with options on Triton's kernels, in the patched interpreter; tests/gpu runs them on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = [op for op in OPTIONS if any(backend.name == "triton" for backend in OPS[
 
 
 @pytest.mark.parametrize(("op", "case"), [(op, case) for op in HERE for case in OPTIONS[op]])
-def test_calls_with_options_give_what_the_reference_gives(op: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "INTERPRETED", False)  # here it is mended
+def test_calls_with_options_equal_the_reference(op: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "INTERPRETED", False)  # here it is patched
     found = [row for row in agreement.check([op], sizes=SIZES, only=(case,)) if row.backend == "triton"]
     assert [row for row in found if not (row.ran and row.agrees)] == [] and found

@@ -1,4 +1,4 @@
-"""Edits folded in on load: cells to the bit, and every operator with an overlay like the reference on edited logits."""
+"""Overlays, applied on load: exact cells, and operators with an overlay equal references on processed logits."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
 FOLDING = {name: op._overlaid for name, op in OPS.items() if op._overlaid is not None}
 
 
-def edits_of(batch: Any) -> tuple[dict[str, Any], int, int]:
-    """The operator's arguments, rows of logits and the vocabulary of a batch of `edit_cases`."""
-    vocab, many, tail, masks, chosen = batch
-    rows = sum(len(request.tokens) for request in many) + tail if chosen is None else len(chosen)
+def processors_of(batch: Any) -> tuple[dict[str, Any], int, int]:
+    """Returns the operator's arguments, the rows of logits and the vocabulary of a batch."""
+    vocab, many, tail, masks, nodes = batch
+    rows = sum(len(request.tokens) for request in many) + tail if nodes is None else len(nodes)
     given_masks = None
     if masks is not None:
         index = [at % (len(masks) + 1) - 1 for at in range(rows)]
         given_masks = TokenMasks(words_of(masks), int32(index))
-    return {"masks": given_masks, **arguments(many, tail, chosen)}, rows, vocab
+    return {"masks": given_masks, **arguments(many, tail, nodes)}, rows, vocab
 
 
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(batch=batches(), seed=st.integers(0, 1000), steps=st.sampled_from([(4, 1), (256, 1024)]))
-def test_cells_equal_the_reference_and_mean_the_edited_logits(
+def test_cells_equal_the_reference_and_give_the_processed_logits(
     dtype: torch.dtype, batch: Any, seed: int, steps: Any
 ) -> None:
-    edits, rows, vocab = edits_of(batch)
+    processors, rows, vocab = processors_of(batch)
     logits = (torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3).to(dtype)
     if rows and vocab > 2:
         logits[0, :2] = torch.tensor([torch.nan, -torch.inf])
     before = logits.clone()
     with use_backend("reference"):
-        want = process_logits_overlay(logits, **edits)
-        dense = process_logits(logits.to(torch.float32, copy=True), **edits)
+        want = process_logits_overlay(logits, **processors)
+        dense = process_logits(logits.to(torch.float32, copy=True), **processors)
     copy = guarded(logits, row_stride=vocab + 3)
     with use_backend("triton"), pytest.MonkeyPatch.context() as patched:
         patched.setattr(launch, "ENTRIES", steps[0])
         patched.setattr(launch, "WORDS", steps[1])
-        got = process_logits_overlay(copy, **guarded_case(edits))
+        got = process_logits_overlay(copy, **guarded_case(processors))
     planes = PLANES * num_words(vocab)
     assert torch.equal(got.words[:, :planes], want.words[:, :planes])
     values = [cells[:, planes:].contiguous().view(torch.float32) for cells in (got.words, want.words)]
@@ -68,28 +68,28 @@ def test_cells_equal_the_reference_and_mean_the_edited_logits(
 
 
 def test_a_large_vocabulary_and_a_path_of_64() -> None:
-    """More words than one step writes; committed tokens far apart, some of them on the path again."""
+    """More words than one step writes, and distant committed tokens, some of them on the path again."""
     vocab, depth = 200_003, 64
     committed = [3, 9, *range(31, 199_000, 1777), 200_002]
     path = [0, *(1 + step % 40 for step in range(depth))]
     request = Request([3], [9], path, [-1, *range(depth)], (1.2, 0.5, 0.25), {7: 1.5, 31: -2.0}, {9: 400}, {})
-    edits = arguments([request], 0, [40, depth])
+    processors = arguments([request], 0, [40, depth])
     ids = torch.zeros(2, 1024, dtype=torch.int32)
     ids[1, : len(committed)] = torch.tensor(committed)
     sizes = torch.tensor([0, len(committed)], dtype=torch.int32)
-    edits["penalties"] = replace(edits["penalties"], ids=ids, counts=(ids % 5 == 0).int() * 2, sizes=sizes)
-    edits["masks"] = TokenMasks(words_of([(torch.rand(vocab) < 0.5).tolist()]), int32([0, -1]))
+    processors["penalties"] = replace(processors["penalties"], ids=ids, counts=(ids % 5 == 0).int() * 2, sizes=sizes)
+    processors["masks"] = TokenMasks(words_of([(torch.rand(vocab) < 0.5).tolist()]), int32([0, -1]))
     logits = torch.randn(2, vocab).bfloat16()
     with use_backend("reference"):
-        dense = process_logits(logits.float(), **edits)
+        dense = process_logits(logits.float(), **processors)
     with use_backend("triton"):
-        got = process_logits_overlay(logits, **edits)
+        got = process_logits_overlay(logits, **processors)
     assert torch.equal(got.apply(logits), dense)
 
 
 def call_of(name: str, dtype: torch.dtype) -> Call:
-    """A call of a folding operator; drafted tokens are drawn where distributions of drafts are taken, so that rests
-    are read.
+    """Returns a call of an operator that takes overlays. Draft tokens are sampled if the operator takes draft
+    distributions, so that residuals are read.
     """
     sizes = replace(SIZES, dtype=dtype)
     if FOLDING[name] == "target" and name != "typical_verify":
@@ -101,7 +101,7 @@ def call_of(name: str, dtype: torch.dtype) -> Call:
 
 
 def logits_of(call: Call) -> tuple[int, Tensor]:
-    """Place of the argument that is edited, and its logits: the widest matrix of floats, or the first distribution."""
+    """Returns the place of the processed argument and its logits: the widest float matrix or first distribution."""
     for at, each in enumerate(call.arguments):
         if isinstance(each, tuple) and isinstance(each[0], Tensor) and each[0].ndim == 2:
             return at, each[0]
@@ -111,20 +111,20 @@ def logits_of(call: Call) -> tuple[int, Tensor]:
 
 
 def overlay_over(logits: Tensor) -> Overlay:
-    """All kinds of edits on every row, so that likely tokens change."""
+    """Returns an overlay with all kinds of processors on every row, so that likely tokens change."""
     rows, vocab = logits.shape
     best = logits.float().topk(3, 1).indices
     request = Request([5], best[:, 0].tolist(), [0] * rows, [-1] + [0] * (rows - 1), (1.5, 0.7, 0.3), {}, {}, {})
     request.bias = {int(token): 1.25 for token in best[:, 1].unique()}
     request.banned = {int(token): 10**6 for token in best[::2, 2].unique()}
-    edits = arguments([replace(request, generated=request.generated[:14])], 0, list(range(rows)))
+    processors = arguments([replace(request, generated=request.generated[:14])], 0, list(range(rows)))
     masks = TokenMasks(words_of([[token % 7 != 3 for token in range(vocab)]]), int32([0, -1] * rows)[:rows])
     with use_backend("reference"):
-        return process_logits_overlay(logits, **edits, masks=masks)
+        return process_logits_overlay(logits, **processors, masks=masks)
 
 
 def with_dists(name: str, call: Call, at: int, logits: Tensor) -> Call:
-    """The call with statistics of the edited logits, where it takes any."""
+    """Returns the call with statistics of the processed logits, if it takes any."""
     known, one = call.arguments[at], torch.ones(len(logits))
     with use_backend("reference"):
         inv_t, lse, cut, tie = OPS["distribution_stats"](logits, one, int32([20] * len(logits)), one, one * 0)
@@ -140,13 +140,13 @@ def test_operators_read_through_an_overlay(name: str, dtype: torch.dtype) -> Non
     call = call_of(name, dtype)
     at, logits = logits_of(call)
     overlay = overlay_over(logits)
-    edited = overlay.apply(logits)
-    assert not torch.equal(edited, logits.float())
-    call = with_dists(name, call, at, edited)
+    processed = overlay.apply(logits)
+    assert not torch.equal(processed, logits.float())
+    call = with_dists(name, call, at, processed)
     known = call.arguments[at]
     dense = [
         *call.arguments[:at],
-        (edited, *known[1:]) if isinstance(known, tuple) else edited,
+        (processed, *known[1:]) if isinstance(known, tuple) else processed,
         *call.arguments[at + 1 :],
     ]
     with use_backend("reference"):
@@ -157,13 +157,17 @@ def test_operators_read_through_an_overlay(name: str, dtype: torch.dtype) -> Non
             got = list(tensors_in(OPS[name](*call.arguments, **call.options, overlay=overlay)))
             assert OPS[name].last_backend == backend
         assert [difference(a, b, 2e-5)[1] for a, b in zip(got, want, strict=True)] == [None] * len(want), backend
-    assert any(difference(a, b, 1e-3)[1] for a, b in zip(plain, want, strict=True)), "the edits change nothing here"
+    assert any(difference(a, b, 1e-3)[1] for a, b in zip(plain, want, strict=True)), (
+        "the processors change nothing here"
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", [*FOLDING, "process_logits_overlay"])
-def test_wild_cells_and_edits_lead_nowhere(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bits, counts and tables that no host looks at: no address outside of the launch's tensors."""
+def test_invalid_cells_and_processors_stay_within_the_tensors(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bits, counts and tables that the host does not check lead to no address outside the launch's tensors."""
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     source = torch.Generator().manual_seed(seed)
 
@@ -201,7 +205,7 @@ def test_an_overlay_that_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("number", [2**31 - 1, 2**31 - 500, -(2**31)])
-def test_numbers_at_the_ends_of_32_bits_lead_nowhere_else(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_at_the_ends_of_32_bits_stay_within_the_tensors(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     call = call_of("distribution_stats", torch.bfloat16)
     overlay = overlay_over(call.arguments[0])
@@ -213,7 +217,7 @@ def test_numbers_at_the_ends_of_32_bits_lead_nowhere_else(number: int, monkeypat
             OPS["distribution_stats"](*call.arguments, overlay=replace(overlay, words=cells))
 
 
-def test_operators_without_edits_take_no_overlay() -> None:
+def test_other_operators_take_no_overlay() -> None:
     call, overlay = make_sample("exact_match_verify", SIZES), overlay_over(torch.randn(12, 130))
     for each in (overlay, None):
         with pytest.raises(TypeError, match=r"exact_match_verify\(\) takes no argument 'overlay'"):
@@ -230,7 +234,9 @@ def test_float64_logits_have_no_overlay() -> None:
 
 
 class _Chain:
-    """What `process` and rules need of a batch: two requests with all kinds of edits, a tree and a chain."""
+    """The parts of a batch that `process` and rules need: two requests with all kinds of processors, a tree and a
+    chain.
+    """
 
     def __init__(self) -> None:
         table = SamplingTable(torch.device("cpu"))
@@ -246,14 +252,14 @@ class _Chain:
         draft = Draft.chains([0, 1], [tokens for tokens, _ in trees]) if chain else Draft.trees([0, 1], trees)
         plan = tree_plan(draft.parents, draft.offsets)
         dists = target_distributions(draft, plan, logits, self.sampling, self.roots, whole=True)
-        answer = get_rule(rule)(draft, plan, dists, Rng(self.seeds, self.roots))
-        return answer.path, answer.num_accepted, answer.next_token
+        acceptance = get_rule(rule)(draft, plan, dists, Rng(self.seeds, self.roots))
+        return acceptance.path, acceptance.num_accepted, acceptance.next_token
 
 
 @pytest.mark.parametrize(
     "rule", ["replay", "rejection", "block", "recursive_rejection", "traversal", "lossy", "lossy:among=2"]
 )
-def test_rules_on_kernels_with_folded_edits_answer_like_references_on_edited_logits(
+def test_rules_on_kernels_with_overlays_equal_references_on_processed_logits(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch, chain = _Chain(), rule in ("rejection", "block")

@@ -1,5 +1,5 @@
-"""recursive_rejection_verify and traversal_verify in Triton: the reference draw for draw, thresholds and residuals
-to rounding.
+"""recursive_rejection_verify and traversal_verify in Triton: the reference's results for every draw, thresholds and
+residuals up to rounding.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def test_kernel_equals_reference(rule: str, case: dict[str, Any]) -> None:
 
 
 def spine(rows: int, depth: int, vocab: int) -> dict[str, Any]:
-    """Chains of drawn tokens; at every eighth level two more children, drawn without the first one, and chosen."""
+    """Chains of sampled tokens. Every eighth level has two more children: one sampled without the first, one
+    deterministic.
+    """
     own, marks, levels, spine_of = [-1], [0], [0], [True]
     before, ends = 0, []
     for level in range(depth):
@@ -122,7 +124,7 @@ def test_deep_trees_and_a_large_vocabulary(rule: str, rows: int, depth: int, voc
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_without_a_distribution_and_duplicate_siblings(rule: str) -> None:
-    """A node whose distribution is broken accepts nothing; two equal chosen siblings share what there is."""
+    """A node with a broken distribution accepts no child; two equal deterministic siblings share their probability."""
     level = torch.randn(7, 2000)
     level[1] = float("nan")
     tree_of = (
@@ -141,9 +143,9 @@ def test_rows_without_a_distribution_and_duplicate_siblings(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_links_that_lead_nowhere_end_a_walk(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device nobody looks at links: back, to itself, into other rows and out of the batch; nor at distribution
-    rows.
+def test_invalid_links_end_a_path(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU links and distribution rows are not checked: links back, to the node itself, into other rows and out of
+    the batch.
     """
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     offsets, nodes, vocab = int32([0, 9, 9, 21]), 25, 5
@@ -154,7 +156,7 @@ def test_links_that_lead_nowhere_end_a_walk(rule: str, monkeypatch: pytest.Monke
         for links in wild.values():
             links[torch.randint(0, nodes, (2,), generator=g)] = 2**31 - 1
             links[3], links[12] = 3, 12
-        if seed == 0:  # two ways to node 2, and one of them comes after the other's end
+        if seed == 0:  # two paths to node 2, and one of them comes after the end of the other
             wild["first_child"][:4], wild["next_sibling"][:4] = int32([1, 2, 3, -1]), int32([-1, 2, 1, 2])
         case = {
             "tokens": torch.randint(0, vocab, (nodes,), generator=g), "offsets": offsets, **wild,
@@ -174,8 +176,8 @@ def test_links_that_lead_nowhere_end_a_walk(rule: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_links_of_one_row_leave_the_others_alone(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links of the first row lead into the second, whose answer is that of a batch without them."""
+def test_links_of_one_row_do_not_change_others(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links of the first row lead into the second, whose result equals that of a batch without them."""
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     case = spine(2, 9, 7)
     verify = RULES[rule][0]
@@ -190,9 +192,10 @@ def test_links_of_one_row_leave_the_others_alone(rule: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_on_a_device_a_path_that_is_full_ends_as_at_a_leaf(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree deeper than max_depth is an error where depths can be looked at. Elsewhere what lies deeper is not tested,
-    so it must not count as refused: the answer is that of the tree without it."""
+def test_on_a_gpu_a_path_of_max_depth_ends_as_at_a_leaf(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree deeper than max_depth is an error where depths can be checked. Elsewhere deeper nodes are not tested, so
+    they must not count as rejected: the result equals that of the tree without them.
+    """
     case = spine(1, 4, 5) | {"max_depth": 2}
     verify = RULES[rule][0]
     depth = tree_plan(parents_of(case), case["offsets"]).depth

@@ -1,4 +1,4 @@
-"""rejection_verify in Triton: paths, counts and tokens of the reference draw for draw, thresholds to rounding."""
+"""rejection_verify in Triton: the reference's paths, counts and tokens for every draw, thresholds up to rounding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_kernel_equals_reference(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_long_chains_and_a_large_vocabulary(rule: str) -> None:
-    """64 tokens deep, greedy rows between sampled ones, drawn and chosen tokens; and 200,000 ids."""
+    """Depth 64, greedy rows between sampled ones, sampled and deterministic tokens, and 200,000 ids."""
     for depth, vocab, rows in ((64, 12, 3), (3, 200_001, 2)):
         count = rows * (depth + 1)
         level = torch.randn(count, vocab)
@@ -53,11 +53,11 @@ def test_long_chains_and_a_large_vocabulary(rule: str) -> None:
         draft = dist(q_level)
         tokens = draft_sample(*draft, order, zero, zero).roll(1)
         tokens[1 : depth + 1] = level[:depth].argmax(1)
-        drawn = (order % 5 > 0).to(torch.int8)
+        kinds = (order % 5 > 0).to(torch.int8)
         case: dict[str, Any] = {
             "tokens": tokens,
             "offsets": torch.arange(0, count + 1, depth + 1, dtype=torch.int32),
-            "proposal_kinds": drawn,
+            "proposal_kinds": kinds,
             "dist_index": (order - 1).clamp(min=0).int(),
             "target": (level, *target),
             "draft": draft,
@@ -75,9 +75,9 @@ def test_long_chains_and_a_large_vocabulary(rule: str) -> None:
         assert depth < 64 or int(want[1].max()) > 5
 
 
-def test_distributions_that_leave_nothing_fall_back_to_the_target() -> None:
-    """q covers p but for rounding: the coin says no (it cannot, in exact arithmetic), and the target's distribution
-    is drawn.
+def test_empty_residuals_fall_back_to_the_target() -> None:
+    """q covers p except for rounding. The uniform rejects, which exact arithmetic excludes, and the token is sampled
+    from the target's distribution.
     """
     level = torch.randn(2, 3000)
     target = dist(level)

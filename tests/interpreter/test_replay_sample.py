@@ -1,4 +1,4 @@
-"""replay_sample in Triton: the reference's token on every row, whatever the noise, the cut and the vocabulary."""
+"""replay_sample in Triton: the reference's token on every row, for any noise, cut and vocabulary."""
 
 from __future__ import annotations
 

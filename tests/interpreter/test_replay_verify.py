@@ -1,4 +1,4 @@
-"""replay_verify in Triton: walk and tokens of the reference, its statistics on the paths, its marks beside them."""
+"""replay_verify in Triton: path and tokens of the reference, its statistics on the paths, its marks elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def same(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
-    """Equal but for lse and mass, which are close."""
+    """Checks equality; lse and mass are close only."""
     for place, (a, b) in enumerate(zip(got, want, strict=True)):
         loose = 1e-5 if place in (4, 7) else 0.0
         torch.testing.assert_close(a, b, rtol=loose, atol=loose, equal_nan=True)
@@ -38,7 +38,7 @@ def test_kernel_equals_reference(case: dict[str, Any], tile: int) -> None:
 
 @pytest.mark.parametrize("row_of_many", [0, 1])
 def test_every_choice_of_a_long_row_has_its_own_noise(row_of_many: int) -> None:
-    """A chain beside side branches, longer than a tile; every token is the choice after its parent, so all are kept."""
+    """A chain with side branches, longer than a tile. Every token is its parent's choice, so all are accepted."""
     long = [-1, 0, 0, *(place - 3 + place % 2 for place in range(3, 24))]
     parents = [[-1, 0, 0], long] if row_of_many else [long, [-1, 0, 0]]
     counts = [len(each) for each in parents]
@@ -61,7 +61,7 @@ def test_every_choice_of_a_long_row_has_its_own_noise(row_of_many: int) -> None:
     assert want[1].tolist() == deepest and max(deepest) == 12
 
 
-def test_no_request_leaves_nothing_known() -> None:
+def test_no_request_gives_no_statistics() -> None:
     none, one = torch.zeros(2, dtype=torch.int32), torch.ones(2)
     links = (torch.zeros(2, dtype=torch.int64), none[:1], none - 1, none - 1, None)
     arguments = (*links, torch.randn(2, 3), (one, none, one, one * 0), links[0][:0], none[:0])
@@ -71,8 +71,8 @@ def test_no_request_leaves_nothing_known() -> None:
         same(replay_verify(*arguments, max_depth=1), want)
 
 
-def test_links_that_lead_nowhere_end_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device nobody looks at links: back, to itself, into other rows and out of the batch."""
+def test_invalid_links_end_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU links are not checked: back, to the node itself, into other rows and out of the batch."""
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     offsets, nodes, one = torch.tensor([0, 9, 9, 21], dtype=torch.int32), 25, torch.ones(25)
     for seed in range(5):
@@ -95,7 +95,7 @@ def test_links_that_lead_nowhere_end_a_walk(monkeypatch: pytest.MonkeyPatch) -> 
         assert token.tolist()[1] == -1 and bool((token < 2).all())
 
 
-def test_a_scout_and_errors_that_are_named() -> None:
+def test_a_score_only_node_and_errors_that_are_named() -> None:
     none, one = torch.zeros(2, dtype=torch.int32), torch.ones(2)
     good: dict[str, Any] = {
         "tokens": torch.tensor([0, 1]), "offsets": torch.tensor([0, 2], dtype=torch.int32),

@@ -1,4 +1,4 @@
-"""tree_attention in Triton against the reference: ragged batches, every option, any cut into pieces, guarded memory."""
+"""tree_attention in Triton against the reference: ragged batches, all options, any split of keys, guarded memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 def fenced(case: Batch) -> Batch:
-    """The same batch in memory that ends where its tensors end; what no node may read is not a number."""
+    """Copies a batch into memory that ends with its tensors; data that no node may read is NaN."""
     names = ("query", "page_table", "lengths", "offsets", "ancestors", "depth")
     caches = {}
     for name in ("key_cache", "value_cache"):
@@ -103,7 +103,7 @@ def test_the_kernel_equals_the_reference(case: tuple[Shape, dict[str, Any]], cou
 
 
 def programs(count: int) -> pytest.MonkeyPatch:
-    """A grid of so many programs, whatever the device."""
+    """Fixes the number of programs of the grid, for any device."""
     patch = pytest.MonkeyPatch()
     patch.setattr(launch, "_num_processors", lambda _: 1)
     patch.setattr(launch, "programs_per_processor", lambda _: count)
@@ -171,7 +171,7 @@ def test_plans_equal_the_reference(
     assert max(-(-total * 2 // programs), 2) * programs >= total * 2, "shares cover all tiles"
 
 
-def test_a_plan_is_for_the_shapes_and_options_it_was_made_for() -> None:
+def test_a_plan_serves_its_own_shapes_and_options_only() -> None:
     case = fenced(build(Shape([5, 0, 1], [200, 3, 65], dtype=torch.float16)))
     plan = planned(case, 5)
     with pytest.raises(ValueError, match=r"tree_attention: plan has .* expected .*plan_for"):
@@ -235,8 +235,8 @@ def test_the_error_is_at_most_twice_that_of_torch(dtype: torch.dtype) -> None:
 
 
 def test_a_node_has_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """batch_invariant: a chain scored at once equals one node after the other, beside any rows."""
-    # A matrix unit treats all rows of a block alike; the library behind numpy.matmul does not.
+    """batch_invariant: a chain scored at once equals one node after the other, in any batch."""
+    # A matrix unit treats all rows of a block equally; the library of numpy.matmul does not.
     monkeypatch.setattr(
         np, "matmul", lambda a, b, **_: np.einsum("mk,nk->mn", *(x.astype(np.float32) for x in (a, b.T)))
     )
@@ -256,7 +256,7 @@ def test_a_node_has_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_node_has_the_same_bits_however_wide_the_page_table_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """batch_invariant: one piece, three and more than are joined at once; sinks take part where pieces are joined."""
+    """batch_invariant: one piece, three, and more than are joined at once; sinks are added where pieces are joined."""
     from specdec_kernels.ops.tree_attention import triton_kernel
 
     join, tiles = triton_kernel.combine_pieces, []
@@ -276,8 +276,8 @@ def test_a_node_has_the_same_bits_however_wide_the_page_table_is(monkeypatch: py
     assert len(tiles) == 3 and len(set(tiles)) == 1
 
 
-def test_slots_of_a_page_may_lie_further_apart_than_int32_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first slot alone is there; where those behind it would lie is computed, and then not read."""
+def test_strides_of_slots_may_exceed_int32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first slot exists; addresses of the others are computed and not read."""
     from specdec_kernels.ops.tree_attention import triton_kernel
 
     kernel = triton_kernel.attend_pieces
@@ -315,7 +315,7 @@ def test_a_cache_that_is_contiguous_per_row() -> None:
     assert (got - run("reference", case)).abs().max() <= TOLERANCE[torch.float32]
 
 
-def test_strided_queries_and_memory_of_ones_own() -> None:
+def test_strided_queries_and_the_caller_s_memory() -> None:
     case = build(Shape([3], [600]))
     query = torch.randn(3, 8 * 64)[:, : 4 * 64].view(3, 4, 64)
     out = torch.empty(3, 4, 128)[:, :, :64]
@@ -334,8 +334,8 @@ def test_strided_queries_and_memory_of_ones_own() -> None:
     assert (out - want).abs().max() <= TOLERANCE[torch.float32]
 
 
-def test_answers_are_contiguous_whatever_the_query_and_go_where_they_are_wanted() -> None:
-    """As the fake kernel says, also for a query [H, M, D] that is passed transposed; lse is written in place."""
+def test_results_are_contiguous_for_any_query_and_written_to_out() -> None:
+    """As the fake kernel declares, also for a transposed query [H, M, D]; lse is written in place."""
     case = build(Shape([3], [20]))
     query = case.query.transpose(0, 1).contiguous().transpose(0, 1)
     made = {}
@@ -350,7 +350,7 @@ def test_answers_are_contiguous_whatever_the_query_and_go_where_they_are_wanted(
     assert found[0] is out and found[1] is lse and torch.equal(lse, want[1])
 
 
-def test_page_ids_beyond_the_cache_read_nothing_beyond_it() -> None:
+def test_page_ids_beyond_the_cache_do_not_read_beyond_it() -> None:
     case = fenced(build(Shape([3], [20])))
     case.page_table[0, 1] = 99
     run("triton", case)

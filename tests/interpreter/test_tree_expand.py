@@ -16,7 +16,9 @@ launch = pytest.importorskip("specdec_kernels.ops.tree_expand.launch")
 
 
 def case(seed: int, counts: list[int], vocab: int, dtype: torch.dtype, noisy: bool) -> dict[str, Any]:
-    """Trees with so many nodes each; distributions of all kinds, dead parents, forbidden tokens, two equal rows."""
+    """Returns trees with these numbers of nodes: all kinds of distributions, dead parents, forbidden tokens, two equal
+    rows.
+    """
     g = torch.Generator().manual_seed(seed)
     nodes = sum(counts)
 
@@ -42,11 +44,11 @@ def case(seed: int, counts: list[int], vocab: int, dtype: torch.dtype, noisy: bo
 
 
 def both(given: dict[str, Any], **sizes: Any) -> None:
-    answers = []
+    results = []
     for backend in ("reference", "triton"):
         with use_backend(backend):
-            answers.append(tree_expand(**given, **sizes))
-    (tokens, scores, best), (got_tokens, got_scores, got_best) = answers
+            results.append(tree_expand(**given, **sizes))
+    (tokens, scores, best), (got_tokens, got_scores, got_best) = results
     assert torch.equal(got_tokens, tokens) and got_tokens.dtype == torch.int64
     torch.testing.assert_close(got_scores, scores, rtol=1e-6, atol=2e-6)
     assert torch.equal(got_best, best) and got_best.dtype == torch.int32
@@ -87,7 +89,7 @@ def test_many_children_of_a_large_tree() -> None:
     both(case(3, [10], 300, torch.float32, True), width=64, keep=40)
 
 
-def test_memory_of_the_callers() -> None:
+def test_the_caller_s_memory() -> None:
     given = guarded_case(case(7, [3, 0, 2], 5000, torch.float32, False))
     with use_backend("triton"):
         size = tree_expand.workspace_size(**given, width=3, keep=4)
@@ -111,7 +113,7 @@ def test_memory_of_the_callers() -> None:
             tree_expand(**given, width=3, keep=4, workspace=torch.zeros(size + 16, dtype=torch.uint8)[1:])
 
 
-def test_what_the_kernels_leave_to_others() -> None:
+def test_arguments_that_the_kernels_do_not_serve() -> None:
     given = case(1, [2], 9000, torch.float32, False)
     with use_backend("triton"):
         with pytest.raises(UnsupportedError, match="children out of 9000 tokens"):

@@ -48,8 +48,8 @@ def test_a_row_of_more_than_a_thousand_nodes() -> None:
     assert_equal(*both([-1, *((i - 1) // 3 for i in range(1, 1030))], [0, 1030], 1030))
 
 
-def test_parents_that_make_no_tree_end_the_walk() -> None:
-    """The host is not there to complain: nothing hangs, nothing is read out of bounds."""
+def test_invalid_parents_end_the_walk() -> None:
+    """The host does not check them: kernels do not hang or read out of bounds."""
     inputs = [guarded(torch.tensor(v, dtype=torch.int32)) for v in ([-1, 1, 3, 2, 99, -7], [0, 6])]
     with use_backend("triton"):
         plan = tree_plan(*inputs, max_nodes=6)
@@ -62,7 +62,7 @@ def test_more_rows_than_a_block_holds_are_refused_with_the_reason() -> None:
         tree_plan(offsets[:0], offsets, max_nodes=1)
 
 
-def test_words_for_more_nodes_than_there_are() -> None:
+def test_words_for_more_nodes_than_exist() -> None:
     parents, offsets = torch.tensor([-1, 0], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32)
     for backend in ("triton", "cpu", "reference"):
         with use_backend(backend):
@@ -73,7 +73,7 @@ def test_words_for_more_nodes_than_there_are() -> None:
 
 
 def test_rows_beyond_the_kernel_reach_the_reference_through_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schema has no bound, so a batch counts as one row; more words than registers hold are nobody's launch."""
+    """The schema has no bound, so a batch counts as one row; no launch serves more words than registers hold."""
     parents, offsets = torch.arange(-1, MOST_NODES, dtype=torch.int32), torch.tensor([0, MOST_NODES + 1])
     monkeypatch.setattr(torch_ops, "_find_launch", lambda place: pytest.fail(f"{place} is launched"))
     depth, *_ = torch_ops.LAUNCHES["tree_plan"](parents, offsets.int())

@@ -22,7 +22,7 @@ TAKEN = ("offsets", "first_child", "next_sibling", "target", "score_only", "seed
 
 
 def parents_of(first_child: Tensor, next_sibling: Tensor) -> Tensor:
-    """The parent of every node, itself where it has none."""
+    """Returns the parent of every node; a root is its own."""
     parents, sibling = list(range(len(first_child))), next_sibling.tolist()
     for node, child in enumerate(first_child.tolist()):
         while child >= 0:
@@ -32,7 +32,7 @@ def parents_of(first_child: Tensor, next_sibling: Tensor) -> Tensor:
 
 @st.composite
 def trees(draw: st.DrawFn) -> dict[str, Any]:
-    """Ragged rows whose tokens are often among the likeliest after their parents."""
+    """Returns ragged rows whose tokens are often among the likeliest after their parents."""
     case = draw(proposals(HALF_AND_SINGLE))
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     tokens, logits = case["tokens"], case["target"][0].float()
@@ -56,7 +56,7 @@ def test_kernel_equals_reference(case: dict[str, Any], tile: int, piece: int) ->
 
 
 def forest(counts: list[int], vocab: int, **more: Any) -> dict[str, Any]:
-    """Random trees, whose nodes come in no order but after their parents; all tokens have weight."""
+    """Returns random trees in any order with parents before children; all tokens have weight."""
     g = torch.Generator().manual_seed(vocab)
     offsets = torch.tensor([0, *counts]).cumsum(0).int()
     parents = [int(torch.randint(i, (1,), generator=g)) if i else -1 for count in counts for i in range(count)]
@@ -82,7 +82,7 @@ def forest(counts: list[int], vocab: int, **more: Any) -> dict[str, Any]:
     [([1, 150, 0, 70], 7, 0.0), ([150], 5, 0.12), ([4, 3], 20_001, 0.00005)],
 )
 def test_long_rows_and_a_large_vocabulary(counts: list[int], vocab: int, epsilon: float) -> None:
-    """Every token is typical at epsilon 0: then the longest path is as deep as its tree."""
+    """At epsilon 0 every token is typical, so the longest path is as deep as its tree."""
     case = forest(counts, vocab, epsilon=epsilon)
     with use_backend("reference"):
         want = typical_verify(**case)
@@ -92,7 +92,7 @@ def test_long_rows_and_a_large_vocabulary(counts: list[int], vocab: int, epsilon
     assert epsilon or int(got[1].max()) == case["max_depth"] >= 8
 
 
-def test_no_way_leads_over_score_only_however_long_it_is_below_them() -> None:
+def test_no_path_contains_score_only_nodes() -> None:
     case = forest([90, 1, 2, 40], 7)
     case["score_only"] = torch.rand(133, generator=torch.Generator().manual_seed(0)) < 0.4
     with use_backend("reference"):
@@ -110,7 +110,7 @@ def test_no_way_leads_over_score_only_however_long_it_is_below_them() -> None:
 
 
 def test_strictly_above_the_limit_and_rows_without_a_distribution() -> None:
-    """A greedy distribution's one token has weight 1 and entropy 0; a broken distribution has no token at all."""
+    """A greedy distribution has one token of weight 1 and entropy 0; a broken distribution has no token."""
     offsets, child, none = int32([0, 2]), int32([1, -1]), int32([-1, -1])
     keys = (None, torch.tensor([4]), int32([1]))
 
@@ -131,8 +131,8 @@ def test_strictly_above_the_limit_and_rows_without_a_distribution() -> None:
             assert kept(masked, 0.0, 0.0) == (0, 0)
 
 
-def test_the_entropy_is_that_of_what_the_cut_leaves() -> None:
-    """Of 3,000 tokens of equal weight ten are left: their entropy is log 10, not log 3,000."""
+def test_the_entropy_counts_tokens_after_the_cut() -> None:
+    """Ten of 3,000 tokens of equal weight are left: their entropy is log 10, not log 3,000."""
     one = torch.ones(2)
     level = torch.zeros(2, 3000)
     inv_t, lse = one, one * torch.tensor(10.0).log()
@@ -147,7 +147,7 @@ def test_the_entropy_is_that_of_what_the_cut_leaves() -> None:
             assert found[1].tolist() == [accepted], (backend, delta)
 
 
-def test_on_a_device_a_path_ends_where_there_is_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_a_path_ends_at_max_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     case = forest([60], 7)
     with use_backend("triton"):
         monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
@@ -157,8 +157,8 @@ def test_on_a_device_a_path_ends_where_there_is_no_more_room(monkeypatch: pytest
     assert accepted.tolist() == [3] and path.tolist() == whole[:, :4].tolist()
 
 
-def test_links_that_lead_nowhere_end_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device nobody looks at links: back, to itself, into other rows and out of the batch."""
+def test_invalid_links_end_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU links are not checked: back, to the node itself, into other rows and out of the batch."""
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     for seed in range(5):
         case = forest([9, 0, 12, 4], 5, max_depth=4)

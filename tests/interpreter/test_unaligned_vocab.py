@@ -1,6 +1,6 @@
 """Rows that 16 does not divide, padded to a stride that it does: tiles before the last are loaded without a mask.
 
-The padding is NaN, and answers are those of the same rows without padding, bit by bit.
+The padding is NaN, and results equal those of the same rows without padding, bit by bit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CASES = (
 
 
 def padded(call: Call, stride: int) -> Call:
-    """The call with its rows of logits in rows of so many numbers, of which the last are NaN."""
+    """Returns the call with its rows of logits padded to this stride by NaN."""
 
     def move(tensor: Tensor) -> Tensor:
         if tensor.ndim != 2 or tensor.shape[1] != VOCAB:
@@ -44,7 +44,7 @@ def padded(call: Call, stride: int) -> Call:
     return map_tensors(call, move)
 
 
-def answers(op: str, call: Call) -> Iterator[Tensor]:
+def results(op: str, call: Call) -> Iterator[Tensor]:
     with use_backend("triton"):
         result: Any = OPS[op](*call.arguments, **call.options)
     yield from (part.clone() for part in (*tensors_in(result), *call.writes))
@@ -52,10 +52,10 @@ def answers(op: str, call: Call) -> Iterator[Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("op", "case"), CASES)
-def test_rows_padded_to_wide_loads_have_the_same_answers(op: str, case: str, dtype: torch.dtype) -> None:
+def test_rows_padded_to_wide_loads_have_the_same_results(op: str, case: str, dtype: torch.dtype) -> None:
     with use_backend("reference"):
         made = [padded(make_sample(op, replace(SIZES, dtype=dtype), case=case), stride) for stride in (STRIDE, VOCAB)]
-    wide, narrow = (list(answers(op, call)) for call in made)
+    wide, narrow = (list(results(op, call)) for call in made)
     assert len(wide) == len(narrow) > 0
     for got, want in zip(wide, narrow):
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)

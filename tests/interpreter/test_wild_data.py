@@ -1,4 +1,4 @@
-"""Integers that no host looks at: launches touch no memory but that of their tensors, whatever the integers are."""
+"""Integers that the host does not check: launches touch only memory of their tensors, for any integers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INTEGERS = (torch.int8, torch.int32, torch.int64)
 
 
 def made_wild(call: Call, seed: int) -> Call:
-    """The call with about half of its tensors of integers changed, in most of their numbers."""
+    """Returns the call with most numbers of about half of its integer tensors changed."""
     g = torch.Generator().manual_seed(seed)
 
     def change(tensor: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def test_all_launches_are_among_the_cases() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_integer_leads_out_of_the_tensors(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_integer_leads_outside_the_tensors(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     name, plain = case.split(" ")[0], CASES[case]()
     for seed in SEEDS:
@@ -81,7 +81,7 @@ def test_a_plan_of_wild_lengths_and_offsets(seed: int, monkeypatch: pytest.Monke
 
 
 def made_far(call: Call) -> Iterator[Call]:
-    """The call with one tensor of integers after the other changed."""
+    """Yields the call with one integer tensor after the other changed."""
 
     def change(tensor: Tensor, wanted: Tensor, number: int, first: int, step: int) -> Tensor:
         changed = tensor.clone()
@@ -100,8 +100,8 @@ BY_PLAN = "tree_attention by a plan"
 
 @pytest.mark.parametrize("case", [BY_PLAN, *(each for each in CASES if each.startswith(("tree_attention", "kv_")))])
 @pytest.mark.usefixtures("few_programs")
-def test_numbers_that_are_nearly_too_large_lead_nowhere_else(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And to no loop that is nearly endless."""
+def test_nearly_too_large_numbers_stay_within_the_tensors(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They also cause no nearly endless loop."""
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     name = case.split(" ")[0]
     plain = windowed(FEW) if case.endswith("a window") else make_sample(name, FEW)
@@ -123,7 +123,7 @@ def test_attention_stays_within_its_nodes(bounds: tuple[int, ...], monkeypatch: 
 
 
 def test_the_way_up_ends_at_the_root_of_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offsets that fall leave nodes that no launch has weighed, and so without a parent."""
+    """Decreasing offsets leave nodes that no launch has processed, and so without a parent."""
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     call = drafted("traversal_verify", uniforms=torch.ones(SIZES.rows * SIZES.nodes))
     arguments = (call.arguments[0], int32([0, 4, 8, 1]), *call.arguments[2:])
@@ -132,8 +132,8 @@ def test_the_way_up_ends_at_the_root_of_its_row(monkeypatch: pytest.MonkeyPatch)
     assert path[:, 0].tolist() == [0, 4, -1]
 
 
-def test_what_is_watched_is_noticed() -> None:
-    """A page table that is said to have more columns than it has."""
+def test_accesses_outside_the_tensors_are_detected() -> None:
+    """A page table that claims more columns than it has."""
     from specdec_kernels.ops.kv_slots.triton_kernel import assign_slots
 
     table, lengths, rows, offsets, depth, nodes, page = make_sample("kv_slots", SIZES).arguments

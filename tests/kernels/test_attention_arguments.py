@@ -1,4 +1,4 @@
-"""tree_attention says what it was given and what it takes, alike on every backend, before it computes anything."""
+"""tree_attention checks its arguments before it computes, with the same messages on every backend."""
 
 from __future__ import annotations
 
@@ -56,16 +56,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)
 @pytest.mark.parametrize("name", BAD)
-def test_what_does_not_fit_is_named(backend: str | None, name: str) -> None:
+def test_misfits_are_named(backend: str | None, name: str) -> None:
     changes, message = BAD[name]
     with use_backend(backend), pytest.raises(ValueError, match="tree_attention: ") as caught:
         call(**changes)
-    unserved = "backend 'cpu' cannot serve this call" in str(caught.value)  # wished for, and it says why not
+    unserved = "backend 'cpu' cannot serve this call" in str(
+        caught.value
+    )  # requested explicitly, and it says why it cannot serve
     assert unserved or re.search(message, str(caught.value)), caught.value
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)
-def test_what_fits_is_served(backend: str | None) -> None:
+def test_valid_arguments_are_served(backend: str | None) -> None:
     with use_backend(backend):
         for changes in ({}, {"softcap": 2.0}, {"window": 3}, {"sinks": torch.zeros(HEADS)}):
             assert bool(call(**changes).isfinite().all())

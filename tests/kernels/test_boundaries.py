@@ -1,4 +1,4 @@
-"""What no caller should hand over and some will: refused or answered on every backend, nothing else touched."""
+"""Invalid and extreme arguments: refused or served on every backend, without other effects."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 
 
 @pytest.mark.parametrize("operator", [recursive_rejection_verify, traversal_verify, typical_verify])
-def test_a_node_that_two_links_lead_to(backend: str, operator: Any) -> None:
-    """0 -> 1 -> 2 -> 4 and 0 -> 3 -> 4 -> 5: it would be deeper one way than the other."""
+def test_a_node_with_two_links(backend: str, operator: Any) -> None:
+    """0 -> 1 -> 2 -> 4 and 0 -> 3 -> 4 -> 5: node 4 would have two depths."""
     links = int32([1, 2, 4, 4, 5, -1]), int32([-1, 3, -1, -1, -1, -1])
     target = dist(torch.zeros(6, 4))
     tree = (torch.zeros(6, dtype=torch.int64), int32([0, 6]), *links)
-    drawn = () if operator is typical_verify else (torch.zeros(6, dtype=torch.int8), int32([-1] * 6))
+    proposals = () if operator is typical_verify else (torch.zeros(6, dtype=torch.int8), int32([-1] * 6))
     rest = () if operator is typical_verify else (None, None)
     extra = {"epsilon": 0.1, "delta": 0.1} if operator is typical_verify else {}
     keys = (None, torch.tensor([1]), int32([0]))
     with use_backend(backend), pytest.raises(ValueError, match=r"first_child.*tree_plan"):
-        operator(*tree, *drawn, target, *rest, *keys, max_depth=5, **extra)
+        operator(*tree, *proposals, target, *rest, *keys, max_depth=5, **extra)
 
 
 @pytest.mark.parametrize("length", [-1, -5, -40, -(2**31)])
@@ -70,8 +70,8 @@ def test_a_cache_without_slots_has_no_trash(backend: str, shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("length", [-7, 7, 1000])
-def test_lengths_count_where_nothing_has_to_move(backend: str, length: int) -> None:
-    """A chain is accepted where it lies: its length must fit all the same."""
+def test_lengths_are_checked_even_if_no_slot_moves(backend: str, length: int) -> None:
+    """A chain is accepted in place, but its length must fit."""
     cache, lengths = torch.zeros(8, 4, 2, 8), int32([9, 9])
     path = (int32([[0, 1, -1]]), int32([0, 2]), int32([1]))
     with use_backend(backend), pytest.raises(ValueError, match="kv_commit: "):
@@ -81,8 +81,8 @@ def test_lengths_count_where_nothing_has_to_move(backend: str, length: int) -> N
 
 @pytest.mark.parametrize("bad", [-2, 11])
 @pytest.mark.parametrize("operator", [kv_commit, kv_commit_scratch, kv_commit_pages])
-def test_a_row_that_does_not_fit_leaves_the_others_alone(backend: str, operator: Any, bad: int) -> None:
-    """(Without kernels the first row would have been moved when the second is found to be wrong.)"""
+def test_a_row_that_does_not_fit_leaves_the_others_unchanged(backend: str, operator: Any, bad: int) -> None:
+    """(A reference could move the first row before it detects the second one.)"""
     cache, lengths = torch.arange(24.0)[:, None].reshape(6, 4, 1, 1).clone(), int32([9, 9])
     pages, table = int32([[0, 1, 2], [3, 4, 5]]), int32([[0, 1, 2], [3, 4, 5]])
     tree = (pages, int32([2, bad]), int32([[0, 2], [3, 5]]), int32([0, 3, 6]), int32([1, 1]), int32([0, 1]), lengths)
@@ -104,7 +104,7 @@ def test_a_query_without_heads(backend: str) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda table: pickle.loads(pickle.dumps(table))])
-def test_a_copied_table_has_the_addresses_of_its_own_caches(backend: str, copied: Any) -> None:
+def test_a_copied_table_has_its_own_addresses(backend: str, copied: Any) -> None:
     first = CacheTable([torch.zeros(3, 4, 1, 2)])
     second = copied(first)
     second[0].copy_(torch.arange(24.0).view(3, 4, 1, 2))
@@ -129,7 +129,7 @@ def test_bounds_of_blocks_hold_for_large_logits(backend: str, high: float, tempe
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("at", [0, 3, 70, 139])
-def test_a_key_that_is_no_number_is_not_hidden(backend: str, dtype: torch.dtype, at: int) -> None:
+def test_a_nan_key_is_not_hidden(backend: str, dtype: torch.dtype, at: int) -> None:
     torch.manual_seed(0)
     key = torch.randn(10, 16, 1, 32, dtype=dtype)
     pages, length = int32([list(range(1, 10))]), 140
@@ -143,7 +143,7 @@ def test_a_key_that_is_no_number_is_not_hidden(backend: str, dtype: torch.dtype,
 @pytest.mark.parametrize("softcap", [0.0, 30.0])
 @pytest.mark.parametrize("score", [-math.inf, math.inf])
 def test_scores_without_bounds(backend: str, softcap: float, score: float) -> None:
-    """-inf has no weight, and inf has that of the cap where there is one."""
+    """-inf has no weight; inf has the weight of the cap if there is one."""
     torch.manual_seed(0)
     key, value, query = torch.randn(10, 16, 1, 32), torch.randn(10, 16, 1, 32), torch.rand(2, 2, 32) + 0.1
     key[2, 3] = score
@@ -152,15 +152,15 @@ def test_scores_without_bounds(backend: str, softcap: float, score: float) -> No
         out = tree_attention(query, key, value, pages, int32([140]), int32([0, 2]), scale=0.2, softcap=softcap)
     scores = 0.2 * torch.einsum("nhd,sd->nhs", query, key[1:].flatten(0, 2)[:142])
     scores = softcap * (scores / softcap).tanh() if softcap else scores
-    scores[0, :, 141] = -math.inf  # the first node does not see the second
+    scores[0, :, 141] = -math.inf  # the first node does not attend to the second
     wanted = torch.einsum("nhs,sd->nhd", scores.softmax(-1), value[1:].flatten(0, 2)[:142])
     torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("log_q", [-88.0, -200.0, -2000.0])
-def test_a_token_that_has_next_to_no_weight_was_not_drawn(backend: str, rule: str, log_q: float) -> None:
-    """A draft whose distribution is not that which it drew from: what the target forbids stays forbidden."""
+def test_a_token_of_almost_no_probability_is_rejected(backend: str, rule: str, log_q: float) -> None:
+    """A draft with a wrong distribution: tokens that the target forbids stay forbidden."""
     forbidden = torch.zeros(3, 4)
     forbidden[0, 1] = -torch.inf
     rows = torch.zeros(2, 4)
@@ -183,7 +183,7 @@ def test_a_sharpness_without_a_distribution(backend: str, sharpness: float) -> N
 
 
 @pytest.mark.parametrize("first", [[1.0, 2.0], None, 3])
-def test_what_is_no_tensor_is_named(backend: str, first: Any) -> None:
+def test_arguments_that_are_not_tensors_are_named(backend: str, first: Any) -> None:
     one = torch.ones(1)
     with use_backend(backend), pytest.raises(ValueError, match="distribution_stats: logits is "):
         distribution_stats(first, one, int32([0]), one, 0 * one)
@@ -198,7 +198,7 @@ def test_keywords_in_any_order(backend: str) -> None:
     torch.testing.assert_close(found[1], one)
 
 
-def test_every_keyword_counts_for_the_choice_of_a_backend(backend: str) -> None:
+def test_every_keyword_is_read_in_the_choice_of_a_backend(backend: str) -> None:
     one = torch.ones(1)
     keys = {
         first_tensor_key(temperature=one, logits=torch.ones(1, 1, dtype=dtype), top_k=None)

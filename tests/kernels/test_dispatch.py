@@ -1,4 +1,4 @@
-"""Choice of backends: order, reasons, wishes, warnings, the missing extension, and what a call costs."""
+"""Choice of backends: order, reasons, requests, warnings, the missing extension, and the cost of a call."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def op() -> Iterator[Op]:
 SMALL, LARGE = torch.ones(4), torch.ones(9)
 
 
-def test_the_first_backend_that_can_serve_is_chosen(op: Op) -> None:
+def test_the_first_backend_that_can_serve_is_used(op: Op) -> None:
     assert torch.equal(op(SMALL, scale=2.0), SMALL * 2)
     assert CALLS == ["fast"] and op.last_backend == "fast"
     assert op.choose_backend(SMALL) == "fast"
 
 
-def test_the_reference_serves_what_nobody_else_can_and_warns_once(op: Op) -> None:
+def test_the_reference_is_the_fallback_and_warns_once(op: Op) -> None:
     with pytest.warns(FallbackWarning, match="fast: 9 elements are too many"):
         op(LARGE)
     with warnings.catch_warnings():
@@ -88,7 +88,7 @@ def test_the_choice_is_made_once_per_signature(op: Op) -> None:
     assert asked == 3
 
 
-def test_a_wish_is_met_or_refused_with_every_reason(op: Op) -> None:
+def test_a_request_is_met_or_refused_with_every_reason(op: Op) -> None:
     with use_backend("reference"):
         op(SMALL)
     assert op.last_backend == "reference"
@@ -100,7 +100,7 @@ def test_a_wish_is_met_or_refused_with_every_reason(op: Op) -> None:
         op(SMALL)
 
 
-def test_wishes_nest_and_may_name_one_operator(op: Op) -> None:
+def test_requests_nest_and_may_name_one_operator(op: Op) -> None:
     with use_backend("reference"):
         with use_backend(test_scale="fast"):
             assert op.choose_backend(SMALL) == "fast"
@@ -112,7 +112,7 @@ def test_wishes_nest_and_may_name_one_operator(op: Op) -> None:
         pass
 
 
-def test_a_wish_holds_for_its_own_thread(op: Op) -> None:
+def test_a_request_holds_for_its_own_thread(op: Op) -> None:
     seen = []
     with use_backend("reference"):
         thread = threading.Thread(target=lambda: seen.append(op.choose_backend(SMALL)))
@@ -121,7 +121,7 @@ def test_a_wish_holds_for_its_own_thread(op: Op) -> None:
     assert seen == ["fast"]
 
 
-def test_a_backend_that_does_not_pay_is_left_for_explicit_wishes(op: Op) -> None:
+def test_a_slow_backend_serves_explicit_requests_only(op: Op) -> None:
     op.backends.insert(0, Backend("odd", lambda: fast, not_worth=lambda *a, **k: "never pays"))
     assert op.choose_backend(SMALL) == "fast"
     assert op.explain(SMALL)[0].reason == "never pays"
@@ -192,9 +192,9 @@ def test_the_environment_requests_backends_and_the_import_is_light() -> None:
     assert out.split() == ["0", "reference"]
 
 
-def test_an_operator_that_the_environment_misspells_is_told() -> None:
-    told = "try:\n    {}\nexcept ValueError as error:\n    print(error)\n"
-    ways = [told.format(way) for way in ("specdec_kernels.kv_stage(*x)", "specdec_kernels.explain()")]
+def test_a_misspelt_operator_in_the_environment_is_reported() -> None:
+    program = "try:\n    {}\nexcept ValueError as error:\n    print(error)\n"
+    ways = [program.format(way) for way in ("specdec_kernels.kv_stage(*x)", "specdec_kernels.explain()")]
     code = "import specdec_kernels\n" + STAGE.partition("specdec_kernels.kv_stage(*x)")[0] + "".join(ways)
     out = run_python(code, SPECDEC_BACKEND="kv_stgae=reference").splitlines()
     want = "SPECDEC_BACKEND operator: got 'kv_stgae'; expected one of attention_plan, "
@@ -219,12 +219,12 @@ def test_the_page_of_operators_lists_each_with_its_backends() -> None:
 
 @pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 def test_every_operator_runs_on_its_extension_by_default() -> None:
-    ops = set(OPS) - {"attention_plan", "process_logits_overlay"}  # kernels on a CPU need no plan, and edit in place
+    ops = set(OPS) - {"attention_plan", "process_logits_overlay"}  # kernels on a CPU need no plan, and process in place
     assert [row for name in ops for row in OPS[name].explain() if row.chosen and row.backend == "reference"] == []
 
 
 def test_dispatch_costs_little(op: Op) -> None:
-    """At most 2 us on an idle machine; measured in cheap torch calls (1 us), so that load cancels out."""
+    """At most 2 us on an idle machine, measured in cheap torch calls (1 us) so that load cancels out."""
     nothing = Op("test_nothing", lambda x: None, [])
     del OPS["test_nothing"]
     with use_backend("reference"):

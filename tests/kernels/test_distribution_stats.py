@@ -1,4 +1,4 @@
-"""distribution_stats against its reference, an independent sort, transformers' warpers, and at the edges of its
+"""distribution_stats against its reference, an independent sort and transformers' warpers, and at the edges of its
 domain.
 """
 
@@ -58,8 +58,8 @@ def test_masses_are_the_sums_of_blocks_and_unknown_where_there_is_a_cut(backend:
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_sums_keep_their_precision_whatever_the_levels_are(dtype: torch.dtype, threads: int) -> None:
-    """Rows that climb, fall, jump and end in a part of a block: every one makes the sums change their unit or way."""
+def test_sums_keep_their_precision_at_all_levels(dtype: torch.dtype, threads: int) -> None:
+    """Rows that rise, fall, jump and end inside a block: each makes the sums change their unit or method."""
     vocab = 40 * 1024 + 77
     ramp = torch.linspace(0, 1, vocab, dtype=torch.float64)
     torch.manual_seed(3)
@@ -88,14 +88,14 @@ def test_sums_keep_their_precision_whatever_the_levels_are(dtype: torch.dtype, t
             for row in range(len(rows)):
                 blocks = (scaled[row].double() - exact[row]).exp().split(1024)
                 want = torch.stack([block.sum() for block in blocks])
-                # levels far from the heavy ones carry the rounding of level times 1 / T
+                # levels far from the heaviest carry the rounding of level times 1 / T
                 torch.testing.assert_close(mass[row].double(), want, rtol=max(2e-4, tolerance), atol=1e-30)
     finally:
         torch.set_num_threads(before)
 
 
 def by_sorting(level: np.ndarray, t: float, k: float, p: float, m: float) -> tuple[np.ndarray, bool]:
-    """Probabilities of one row by sorting, and whether a decision was too close to be compared."""
+    """Returns the probabilities of one row by sorting, and whether a decision is too close to compare."""
     order = np.lexsort((np.arange(len(level)), -level))
     z = (level[order] * (np.float32(1) / np.float32(t))).astype(np.float32).astype(np.float64)
     mass = np.exp(z - z[0])
@@ -164,7 +164,7 @@ def test_weights_equal_the_warpers_of_transformers(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_normaliser_is_as_good_as_torch(backend: str, dtype: torch.dtype) -> None:
+def test_the_normaliser_is_as_exact_as_torch(backend: str, dtype: torch.dtype) -> None:
     level = (torch.randn(6, 5001, dtype=torch.float64) * torch.tensor([0.1, 1, 3, 10, 30, 100.0])[:, None]).to(dtype)
     exact = level.double().logsumexp(1)
     with use_backend(backend):
@@ -298,14 +298,14 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 print("same")
 """
     environment = os.environ | {"SPECDEC_ISA": isa, "SPECDEC_BACKEND": ""}
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert answer.stdout.strip() == "same", answer.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "same", done.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("top_k", [0, 50])
 def test_a_late_peak_far_above_the_beginning_of_a_row(dtype: torch.dtype, top_k: int) -> None:
-    """Around the largest power of two that a float can hold, in either order."""
+    """Around the largest power of two of a float, in either order."""
     gaps = torch.cat([torch.arange(55.0, 65.0, 0.05), torch.arange(80.0, 95.0, 0.1)])
     rows = len(gaps)
     for place in (0, 127, 128, 2000, 4095):

@@ -1,4 +1,4 @@
-"""draft_chain: every backend draws what passes and draws one at a time give, and what is refused changes nothing."""
+"""draft_chain: every backend equals passes and samples one at a time, and refused calls have no effect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ needs_cpu = pytest.mark.skipif(HERE is not None, reason=HERE or "")
 
 @dataclass
 class Chains:
-    """Rows of a larger cache. lengths: of all its rows; fed, drafts, rows: of those that draft."""
+    """Some rows of a larger cache. lengths: of all its rows; fed, drafts, rows: of those that draft."""
 
     decoder: Pass
     tokens: Tensor
@@ -42,7 +42,7 @@ class Chains:
     vocab: int
 
     def arguments(self, dtype: torch.dtype = torch.float32) -> list[Any]:
-        """Of one call, with a decoder and lengths of its own."""
+        """Returns the arguments of one call, with its own decoder and lengths."""
         offsets = torch.tensor([0, *self.fed]).cumsum(0).int()
         table = self.decoder.nodes[4]
         where = [self.decoder.table(dtype), self.tokens, offsets, self.drafts, self.rows, table, self.lengths.clone()]
@@ -92,9 +92,9 @@ CASES = {
 
 
 def one_at_a_time(arguments: list[Any], first_draw: int | None) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """Tokens, and the distribution of each level, by the operators that a chain is made of."""
+    """Returns tokens and the distribution of each level, by separate operators."""
     table, tokens, offsets, drafts, rows, page_table, lengths, temperature, *filters, seeds, roots, vocab = arguments
-    chosen, dists = torch.full((len(drafts), max(drafts)), -1), []
+    sampled, dists = torch.full((len(drafts), max(drafts)), -1), []
     at, fed, starts = list(range(len(drafts))), tokens, offsets
     for level in range(max(drafts)):
         page = table.keys[0].shape[1]
@@ -110,10 +110,10 @@ def one_at_a_time(arguments: list[Any], first_draw: int | None) -> tuple[Tensor,
             index = torch.full((len(at),), first_draw + level, dtype=torch.int32)
             picked = draft_sample(logits, inv_t, lse, cut, tie, seeds[at], roots[at], index)
         dists.append((logits, inv_t, lse, cut, tie, mass))
-        chosen[at, level] = picked
+        sampled[at, level] = picked
         at = [row for row in at if drafts[row] > level + 1]
-        fed, starts = chosen[at, level], torch.arange(len(at) + 1, dtype=torch.int32)
-    return chosen, dists
+        fed, starts = sampled[at, level], torch.arange(len(at) + 1, dtype=torch.int32)
+    return sampled, dists
 
 
 def on_isa(arguments: list[Any], isa: str, first_draw: int | None) -> Any:
@@ -135,8 +135,8 @@ def test_bits_are_those_of_passes_one_at_a_time(case: str, first_draw: int | Non
     want, dists = one_at_a_time(apart, first_draw)
     got = draft_chain(*together, first_draw=first_draw)
     assert draft_chain.last_backend == "cpu"
-    chosen, *found = (got,) if first_draw is None else got
-    assert torch.equal(chosen, want)
+    sampled, *found = (got,) if first_draw is None else got
+    assert torch.equal(sampled, want)
     assert torch.equal(together[6], apart[6]), "lengths"
     for name in ("keys", "values"):
         assert all(map(torch.equal, getattr(together[0], name), getattr(apart[0], name)))
@@ -150,13 +150,13 @@ def test_bits_are_those_of_passes_one_at_a_time(case: str, first_draw: int | Non
 @pytest.mark.parametrize("first_draw", [None, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_of_float64(case: str, first_draw: int | None, isa: str) -> None:
-    """Where roundings decide nothing: the cases are fixed, and none of them is that close."""
+    """In cases that rounding does not decide: they are fixed, and none is that close."""
     exact, narrow = CASES[case].arguments(torch.float64), CASES[case].arguments()
     with use_backend("reference"):
         want = draft_chain(*exact, first_draw=first_draw)
     got = on_isa(narrow, isa, first_draw)
-    chosen, expected = (got, want) if first_draw is None else (got[0], want[0])
-    assert torch.equal(chosen, expected)
+    sampled, expected = (got, want) if first_draw is None else (got[0], want[0])
+    assert torch.equal(sampled, expected)
     assert torch.equal(narrow[6], exact[6])
     if first_draw is not None:
         torch.testing.assert_close(got[1].double(), want[1], rtol=1e-4, atol=1e-3)
@@ -184,7 +184,7 @@ def test_ragged_batches(data: st.DataObject) -> None:
 
 @needs_cpu
 def test_two_threads_draft_what_one_does() -> None:
-    """Of so many tokens that the second one is started."""
+    """The chains have enough tokens to start the second thread."""
     case = chains(8, [1, 2], [3, 2], [1.0, 0.8], vocab=80_000, kv_heads=1)
     threads, found = torch.get_num_threads(), []
     try:
@@ -222,7 +222,7 @@ def test_no_temperature_is_temperature_zero(backend: str | None) -> None:
 
 @needs_cpu
 def test_what_a_row_stores() -> None:
-    """Everything that was fed, drafts but the last; other rows keep their lengths."""
+    """A row stores all processed tokens: all drafts but the last. Other rows keep their lengths."""
     table, tokens, offsets, drafts, rows, page_table, lengths, *rest = SOME.arguments()
     before = lengths.clone()
     draft_chain(table, tokens, offsets, drafts, rows, page_table, lengths, *rest)
@@ -232,7 +232,7 @@ def test_what_a_row_stores() -> None:
 
 
 def late(table: Tensor) -> Tensor:
-    """Without the last page of the row that drafts most."""
+    """Removes the last page of the row that drafts most."""
     row = int(SOME.rows[0])
     last = (int(SOME.lengths[row]) + SOME.fed[0] + SOME.drafts[0] - 2) // SOME.decoder.weights["keys"][0].shape[1]
     changed = table.clone()
@@ -283,7 +283,7 @@ def test_bad_arguments_change_no_length(backend: str | None, wrong: str, first_d
 
 @needs_cpu
 def test_other_rows_lengths_are_not_touched() -> None:
-    """Not even written back: they may be another thread's."""
+    """They are not even written back, since another thread may own them."""
     arguments = SOME.arguments()
     others = torch.ones(len(arguments[6]), dtype=torch.bool)
     others[arguments[4].long()] = False
@@ -294,7 +294,7 @@ def test_other_rows_lengths_are_not_touched() -> None:
 
 
 @needs_cpu
-def test_drafts_that_are_no_integers_are_the_same_numbers() -> None:
+def test_numpy_and_tensor_drafts_are_accepted() -> None:
     arguments = SOME.arguments()
     arguments[3] = [float(count) for count in arguments[3]]
     assert torch.equal(draft_chain(*arguments), draft_chain(*SOME.arguments()))
@@ -302,22 +302,22 @@ def test_drafts_that_are_no_integers_are_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("at", [8, 9, 10])
-def test_filters_are_looked_at_without_a_temperature_too(at: int) -> None:
+def test_filters_are_checked_without_a_temperature_too(at: int) -> None:
     arguments = SOME.arguments()
     arguments[7], arguments[at] = None, arguments[at] - 5
     with pytest.raises(ValueError, match=("top_k", "top_p", "min_p")[at - 8]):
         draft_chain(*arguments)
 
 
-def test_draws_begin_at_zero_and_a_list_is_no_decoder() -> None:
+def test_bad_first_draws_and_decoders_are_refused() -> None:
     with pytest.raises(ValueError, match="first_draw is -1"):
         draft_chain(*SOME.arguments(), first_draw=-1)
     with pytest.raises(ValueError, match="decoder is list; expected a DecoderTable"):
         draft_chain([], *SOME.arguments()[1:])
 
 
-def test_what_cpp_cannot_follow_is_served_by_the_reference() -> None:
+def test_the_reference_serves_what_cpp_cannot() -> None:
     double = SOME.arguments(torch.float64)
     assert isinstance(double[0], DecoderTable)
-    chosen = {row.backend: row for row in draft_chain.explain(*double)}
-    assert chosen["reference"].chosen and "expected torch.float32" in str(chosen["cpu"].reason)
+    rows = {row.backend: row for row in draft_chain.explain(*double)}
+    assert rows["reference"].chosen and "expected torch.float32" in str(rows["cpu"].reason)

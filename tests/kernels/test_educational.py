@@ -40,7 +40,7 @@ TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-13}
 
 @pytest.fixture(autouse=True)
 def on_path() -> Iterator[None]:
-    """The files import each other as programs do: their folder is the first of the path."""
+    """Puts the folder of the files first in the path, since they import each other as programs do."""
     sys.path.insert(0, str(LADDER))
     yield
     sys.path.remove(str(LADDER))
@@ -52,7 +52,7 @@ def module(name: str) -> ModuleType:
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[int]:
-    """Parents of a chain, a star, a binary tree or any tree; sometimes of none."""
+    """Draws parents of a chain, a star, a binary tree or any tree; sometimes of none."""
     nodes = draw(st.sampled_from([0, 1, 2, 5, 17, 40]))
     kind = draw(st.sampled_from(["chain", "star", "binary", "any"]))
     if kind == "any":
@@ -63,7 +63,7 @@ def trees(draw: st.DrawFn) -> list[int]:
 
 @st.composite
 def batches(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> Any:
-    """Ragged: groups of heads, page sizes, rows without nodes, nodes behind the last request."""
+    """Draws ragged batches: head groups, page sizes, rows without nodes, nodes after the last request."""
     found = draw(st.lists(trees(), min_size=1, max_size=3).filter(any))
     lengths = [draw(st.sampled_from([0, 1, 15, 64, 70])) for _ in found]
     heads, kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)]))
@@ -117,7 +117,7 @@ def gathered(batch: Any, count: int) -> torch.Tensor:
 
 
 class Traffic(TorchDispatchMode):
-    """Counts bytes that are taken out of the caches, and passes over tensors of as many numbers as there are scores."""
+    """Counts bytes read from the caches, and passes over tensors of the size of the scores."""
 
     def __init__(self, caches: tuple[torch.Tensor, ...], scores: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def measured() -> tuple[Any, Any]:
     return batch, [traffic.Request(parents, length, heads=4, kv_heads=2, width=32, itemsize=4)]
 
 
-def test_the_cost_of_the_loop_is_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_the_loop_equals_its_count(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, shapes = measured()
     step, cost, loads = module(LOOP), module("traffic").loop(shapes), []
     attend = step.attend
@@ -159,7 +159,7 @@ def test_the_cost_of_the_loop_is_what_is_counted(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", [MATMUL, ONLINE])
-def test_costs_of_the_steps_in_pytorch_are_what_is_counted(name: str) -> None:
+def test_costs_of_the_pytorch_steps_equal_their_counts(name: str) -> None:
     batch, shapes = measured()
     traffic, scores = module("traffic"), 4 * 11 * 81
     cost = traffic.masked_matmul(shapes) if name == MATMUL else traffic.online_softmax(shapes)
@@ -182,7 +182,7 @@ def test_programs_print_what_the_page_shows(name: str, capsys: pytest.CaptureFix
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the program then runs on the GPU")
 def test_the_last_step_runs_alone_without_a_gpu(tmp_path: Path) -> None:
-    """It starts itself again in Triton's interpreter, and imports the step before."""
+    """It restarts itself in Triton's interpreter, and imports the step before."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(LADDER / "step5_split_k.py")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -210,7 +210,7 @@ def test_kernels_compile_and_launch_for_hopper(name: str, dtype: torch.dtype) ->
 @pytest.mark.skipif(simulated_gpu.unavailable_reason() is not None, reason=str(simulated_gpu.unavailable_reason()))
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_grids_of_the_triton_steps() -> None:
-    """Three blocks at most for each of four heads and three requests; with pieces, as many times that."""
+    """At most three blocks for each of four heads and three requests; times the number of pieces."""
     example = module("worked_example")
     with simulated_gpu.gpu("sm_90") as gpu:
         inputs = example.to(example.ragged(), "cuda")

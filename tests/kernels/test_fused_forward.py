@@ -1,4 +1,4 @@
-"""fused_forward: every backend and instruction set against float64, bits whatever the company, and what is refused."""
+"""fused_forward: every backend and instruction set against float64, batch invariance, and bad arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKENDS = ["reference", *ISAS]
 HERE = fused_forward.backends[0].missing()
 needs_cpu = pytest.mark.skipif(HERE is not None, reason=HERE or "")
 # What an error (root mean square, largest) may be above twice that of PyTorch's operators: a few roundings of values of
-# size one, for the errors of few values are luck, on either side.
+# size one, because the errors of few values are random, on either side.
 FLOOR = 6e-7, 2e-6
 ROWS = made(3, 4, 2, 16, 48, 40, 50, 2, 16, lengths=[0, 30, 5, 77], counts=[1, 6, 3, 9])
 
@@ -84,7 +84,7 @@ def test_wanted_nodes_come_in_their_order_and_may_repeat() -> None:
 
 @needs_cpu
 def test_step_by_step_is_all_at_once() -> None:
-    """Tokens fed one by one see what was stored before, as one causal pass does: the same bits."""
+    """Tokens one by one attend to the stored keys, as one causal pass does: the same bits."""
     case = made(5, 2, 1, 32, 32, 48, 40, 2, 4, lengths=[0], counts=[20], causal=True)
     tokens, positions, _, slots, page_table, _, _, _, _ = case.nodes
     want, table, got = fused_forward(case.table(torch.float32), *case.nodes), case.table(torch.float32), []
@@ -95,7 +95,7 @@ def test_step_by_step_is_all_at_once() -> None:
     assert torch.equal(torch.cat(got), want)
 
 
-def test_a_copy_has_addresses_of_its_own() -> None:
+def test_a_copy_has_its_own_addresses() -> None:
     table = ROWS.table(torch.float32)
     twin = copy.deepcopy(table)
     assert twin.obstacle is None and not bool((twin.addresses[:4] == table.addresses[:4]).any())
@@ -105,10 +105,10 @@ def test_a_copy_has_addresses_of_its_own() -> None:
     assert torch.equal(twin.keys[0], table.keys[0])
 
 
-def test_what_cpp_cannot_follow_is_served_by_the_reference() -> None:
+def test_the_reference_serves_what_cpp_cannot() -> None:
     double = ROWS.table(torch.float64)
-    chosen = {row.backend: row for row in fused_forward.explain(double, *ROWS.nodes)}
-    assert chosen["reference"].chosen and "expected torch.float32" in str(chosen["cpu"].reason)
+    rows = {row.backend: row for row in fused_forward.explain(double, *ROWS.nodes)}
+    assert rows["reference"].chosen and "expected torch.float32" in str(rows["cpu"].reason)
     layers = [copy.copy(each) for each in ROWS.table(torch.float32).layers]
     by_output = type(layers[0])(*(getattr(layers[0], name).contiguous() for name in layers[0].__slots__))
     table = ROWS.table(torch.float32)
@@ -149,7 +149,7 @@ def test_bad_arguments(backend: str | None, wrong: str) -> None:
         fused_forward(ROWS.table(torch.float32), *nodes)
 
 
-def test_weights_elsewhere_are_not_followed() -> None:
+def test_weights_on_another_device_are_refused() -> None:
     table = ROWS.table(torch.float32)
     head = torch.empty(table.head.shape, device="meta")
     parts = [table.embedding, table.layers, table.norm, head, table.rotary, table.keys, table.values]
@@ -159,7 +159,7 @@ def test_weights_elsewhere_are_not_followed() -> None:
     assert wide.obstacle == "heads are 514 wide; expected at most 512"
 
 
-def test_a_list_of_weights_is_no_table() -> None:
+def test_a_list_of_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="decoder is list; expected a DecoderTable"):
         fused_forward([], *ROWS.nodes)
 

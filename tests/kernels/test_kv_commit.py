@@ -21,7 +21,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8]
 
 
 def accepted_paths(case: Batch, generator: torch.Generator, spare: int) -> tuple[Tensor, Tensor]:
-    """A random root path per row, as the verify operators return it: path [B, D + 1], num_accepted [B]."""
+    """Returns a random root path per row, as the verify operators do: path [B, D + 1], num_accepted [B]."""
     deepest = max([len(p) for p in case.parents] + [1]) + spare
     path = torch.full((len(case.parents), deepest), -1, dtype=torch.int32)
     accepted = torch.zeros(len(case.parents), dtype=torch.int32)
@@ -39,7 +39,7 @@ def accepted_paths(case: Batch, generator: torch.Generator, spare: int) -> tuple
 
 
 def model(cache: Tensor, case: Batch, path: Tensor, accepted: Tensor) -> list[list[Any]]:
-    """The cache as a list of slots per row, moved with Python lists."""
+    """Commits on lists of slots per row."""
     size = cache.shape[1]
     expected = []
     for row, pages in enumerate(case.page_table.tolist()):
@@ -87,8 +87,8 @@ def test_commits_equal_a_model_of_lists(backend: str, shape: Shape, layers: int,
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=20, deadline=None)
 @given(shape=shapes(most_length=40), prepared=st.booleans(), spare=st.integers(0, 2))
-def test_commits_out_of_a_scratch(backend: str, shape: Shape, prepared: bool, spare: int) -> None:
-    """The same slots as staging every node and committing in place."""
+def test_commits_from_a_scratch(backend: str, shape: Shape, prepared: bool, spare: int) -> None:
+    """The same slots as after staging every node and committing in place."""
     case = build(replace(shape, dtype=torch.float32))
     path, accepted = accepted_paths(case, torch.Generator().manual_seed(shape.seed), spare)
     nodes = torch.randn(case.query.shape[0], *case.key_cache.shape[2:])
@@ -136,7 +136,7 @@ def test_commits_of_page_ids(backend: str, shape: Shape, spare: int) -> None:
 
 
 @NEEDS_C
-def test_what_other_commits_refuse() -> None:
+def test_bad_arguments_of_other_commits() -> None:
     case, path, accepted = small()
     lengths, rows = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     trees = (case.page_table, case.lengths, path, case.offsets, accepted)
@@ -161,8 +161,8 @@ def test_what_other_commits_refuse() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_memory_that_is_read_and_written_at_once_is_refused(backend: str) -> None:
-    """The same tensor, or a view that begins elsewhere."""
+def test_overlapping_memory_is_refused(backend: str) -> None:
+    """The same tensor, or an overlapping view."""
     case, path, accepted = small()
     table, lengths = case.page_table.repeat(2, 1), case.lengths.repeat(2)
     rest, rows = (path, case.offsets, accepted), torch.ones(1, dtype=torch.int32)
@@ -213,7 +213,7 @@ def test_a_compiled_program_breaks_for_a_commit_out_of_a_scratch() -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=NEEDS_C)])
-def test_lengths_of_the_cache_advance_by_what_is_kept(backend: str) -> None:
+def test_lengths_of_the_cache_advance_by_the_kept_tokens(backend: str) -> None:
     case, path, accepted = small()
     lengths, rows = torch.tensor([7, 8, 9], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
     arguments = ([case.key_cache], case.page_table, case.lengths)

@@ -38,7 +38,7 @@ def batches(draw: st.DrawFn) -> dict:
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=60, deadline=None)
 @given(case=batches())
-def test_every_node_goes_behind_its_row(backend: str, case: dict) -> None:
+def test_every_node_is_placed_after_its_row(backend: str, case: dict) -> None:
     if not served(backend):
         pytest.skip(f"backend {backend} is not available here")
     offsets = [0]
@@ -88,7 +88,7 @@ def test_every_node_goes_behind_its_row(backend: str, case: dict) -> None:
     ],
     ids=["row beyond", "row negative", "more nodes than there are", "no room", "offsets decrease"],
 )
-def test_what_does_not_fit_is_refused(backend: str, rows: list[int], offsets: list[int], lengths: list[int]) -> None:
+def test_misfits_are_refused(backend: str, rows: list[int], offsets: list[int], lengths: list[int]) -> None:
     if not served(backend):
         pytest.skip(f"backend {backend} is not available here")
     ints = {"dtype": torch.int32}

@@ -19,7 +19,7 @@ BACKENDS = ["reference", pytest.param("cpu", marks=NEEDS_C)]
 
 
 def entries(nodes: int, heads: int, width: int, kind: str, g: torch.Generator) -> Tensor:
-    """New keys or values [nodes, heads, width], contiguous or as a model's projections leave them."""
+    """Returns new keys or values [nodes, heads, width], contiguous or strided as after a model's projections."""
     if kind == "fused":  # a slice of one projection of queries, keys and values
         return torch.randn(nodes, 3 * heads * width, generator=g)[:, heads * width :].unflatten(1, (2 * heads, width))[
             :, :heads
@@ -32,7 +32,7 @@ def entries(nodes: int, heads: int, width: int, kind: str, g: torch.Generator) -
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=30, deadline=None)
 @given(shape=shapes(most_length=30), kind=st.sampled_from(["plain", "fused", "head_first"]), trash=st.booleans())
-def test_nodes_lie_in_their_slots(backend: str, shape: Shape, kind: str, trash: bool) -> None:
+def test_nodes_are_stored_in_their_slots(backend: str, shape: Shape, kind: str, trash: bool) -> None:
     case = build(replace(shape, dtype=torch.float32))
     g = torch.Generator().manual_seed(shape.seed)
     pages, page_size, heads, width = case.key_cache.shape
@@ -71,7 +71,7 @@ def test_bad_arguments_are_refused(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_to_stage_is_fine_whatever_the_strides(backend: str) -> None:
+def test_empty_tensors_of_any_strides(backend: str) -> None:
     case = build(Shape([3], [10]))
     before = case.key_cache.clone()
     empty = torch.zeros(0, 64, 2).transpose(1, 2)

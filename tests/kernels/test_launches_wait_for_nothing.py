@@ -1,6 +1,6 @@
-"""Launches of Triton kernels ask the device nothing and take nothing from the host: they may be part of a CUDA graph.
+"""Launches of Triton kernels do not read from the device or copy from the host, so CUDA graphs can capture them.
 
-The kernels themselves do nothing here, and values are not looked at, as on a GPU.
+The kernels themselves are empty here, and values are not checked, as on a GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_a_launch_can_be_captured(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(JITFunction, "__getitem__", nothing)
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
-    monkeypatch.setattr(torch, "empty", torch.zeros)  # some index by what their kernels would have left
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # some index by results of their kernels
     with torch.inference_mode(), capture_guard():
         launch(*call.arguments, **call.options)
     assert launched

@@ -19,7 +19,7 @@ def served(backend: str) -> bool:
 
 
 def search(text: list[int], n_max: int, n_min: int, wanted: int, frequent: bool) -> tuple[list[int], int]:
-    """By reading the whole text for each length."""
+    """Searches the whole text for each length."""
     for size in range(min(n_max, len(text)), n_min - 1, -1):
         ends = [end for end in range(size, len(text)) if text[end - size : end] == text[-size:]]
         if not ends:
@@ -50,7 +50,7 @@ HISTORIES = st.integers(1, 3).flatmap(lambda most: st.lists(st.lists(st.integers
 def test_against_a_search(
     backend: str, histories: list[list[int]], n_min: int, more: int, wanted: int, frequent: bool, buffer: bool
 ) -> None:
-    """Packed histories, and rows of a buffer with room for more."""
+    """Packed histories, and rows of a larger buffer."""
     if not served(backend):
         pytest.skip(f"backend {backend} is not available here")
     flat: list[int] = []
@@ -75,7 +75,7 @@ def test_against_a_search(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_by_hand(backend: str) -> None:
-    """Twice 7 follows (1, 2), once 8, the last time: the last match copies 8, the most frequent one the later 7."""
+    """7 follows (1, 2) twice and 8 once, at the end: the last match copies 8, the most frequent one the later 7."""
     if not served(backend):
         pytest.skip(f"backend {backend} is not available here")
     text = torch.tensor([1, 2, 7, 3, 1, 2, 7, 4, 1, 2, 8, 5, 1, 2])
@@ -101,7 +101,7 @@ def test_by_hand(backend: str) -> None:
         ({"tokens": torch.zeros(5, dtype=torch.int32)}, "tokens has dtype"),
     ],
 )
-def test_what_makes_no_sense_is_refused(backend: str, change: dict, message: str) -> None:
+def test_bad_arguments_are_refused(backend: str, change: dict, message: str) -> None:
     if not served(backend):
         pytest.skip(f"backend {backend} is not available here")
     arguments = {

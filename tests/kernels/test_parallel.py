@@ -1,4 +1,4 @@
-"""csrc/parallel.h: the first of several items that threads test side by side, in a small program of its own."""
+"""csrc/parallel.h: finding the first of several items that threads test concurrently, in a small program."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ int main() {
 """
 
 
-def test_the_first_in_order_is_found_whoever_is_ready_first() -> None:
+def test_the_first_in_order_is_found_in_any_order_of_completion() -> None:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         pytest.skip("no C++ compiler")

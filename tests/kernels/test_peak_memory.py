@@ -1,4 +1,4 @@
-"""No verification operator makes a buffer of the size of the logits: no copy in their own dtype, none that it keeps."""
+"""No verification operator allocates a buffer of the size of the logits, temporary or kept."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ print(json.dumps(found))
 @pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory to be read here")
 def test_nothing_of_the_size_of_the_logits_is_allocated() -> None:
-    """The first call of many rows takes a few rows of float32 at most."""
-    # what is freed goes back to the system at once, so that every large allocation shows
+    """The first call with many rows allocates at most a few rows of float32."""
+    # freed memory returns to the system at once, so every large allocation is counted
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr

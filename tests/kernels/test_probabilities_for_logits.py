@@ -36,7 +36,7 @@ def settings(rows: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_probabilities_are_warned_about(backend: str, named: bool) -> None:
+def test_probabilities_cause_a_warning(backend: str, named: bool) -> None:
     probs = torch.randn(3, 50).softmax(1)
     with use_backend(backend):
         with pytest.warns(UserWarning, match=f"distribution_stats: {WORDS}"):
@@ -51,7 +51,7 @@ def _named(rows: int) -> dict[str, Any]:
     return dict(zip(("temperature", "top_k", "top_p", "min_p"), settings(rows), strict=True))
 
 
-def test_rows_that_only_resemble_probabilities_are_logits(backend: str) -> None:
+def test_rows_that_only_resemble_probabilities_are_accepted(backend: str) -> None:
     probs = torch.randn(3, 50).softmax(1)
     off = probs.clone()
     off[1] *= 1.01
@@ -63,7 +63,7 @@ def test_rows_that_only_resemble_probabilities_are_logits(backend: str) -> None:
     assert not debug_mode.are_probabilities(probs[0]) and not debug_mode.are_probabilities(None)
 
 
-def test_every_operator_that_takes_logits_is_watched(backend: str) -> None:
+def test_every_operator_that_takes_logits_is_checked(backend: str) -> None:
     watched = {name for name, op in OPS.items() if debug_mode.with_logits_check(name, op.reference, print) is not print}
     assert watched >= {
         *("distribution_stats", "draft_sample", "replay_sample", "replay_verify", "process_logits", "tree_grow"),
@@ -72,7 +72,7 @@ def test_every_operator_that_takes_logits_is_watched(backend: str) -> None:
     assert not watched & {"tree_attention", "kv_commit", "tree_plan", "ngram_match"}
 
 
-def test_distributions_are_looked_into(backend: str) -> None:
+def test_distributions_are_checked(backend: str) -> None:
     """A distribution is a tuple whose first part is its logits."""
     probs = torch.randn(2, 9).softmax(1)
     seen: list[Any] = []
@@ -86,7 +86,7 @@ def test_distributions_are_looked_into(backend: str) -> None:
     assert seen[0][0] is probs
 
 
-def test_nothing_is_looked_at_otherwise() -> None:
+def test_without_debug_mode_values_are_not_checked() -> None:
     code = (
         "import warnings, torch; warnings.simplefilter('error'); from specdec_kernels import replay_sample as r\n"
         "p = torch.randn(1, 50).softmax(1); z = torch.zeros(1, dtype=torch.int64)\n"

@@ -1,4 +1,4 @@
-"""process_logits: both backends against the definitions, token by token, on ragged trees with texts of their own."""
+"""process_logits: both backends against the definitions, token by token, on ragged trees."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(batch=batches(), seed=st.integers(0, 1000))
-def test_every_node_is_edited_for_its_own_prefix(backend: str, dtype: torch.dtype, batch: Any, seed: int) -> None:
+def test_every_node_is_processed_for_its_own_prefix(backend: str, dtype: torch.dtype, batch: Any, seed: int) -> None:
     with use_backend(backend):
         check_nodes(process_logits, dtype, batch, seed)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_large_vocabularies_go_to_several_threads_alike(backend: str) -> None:
+def test_large_vocabularies_are_equal_on_several_threads(backend: str) -> None:
     vocab, rows = 70_001, 8
     request = Request(
         [3, 4], [3, 9], [9, *range(5, 5 + rows - 1)], [-1, *range(rows - 1)], (1.2, 0.5, 0.25), {}, {}, {}
@@ -52,8 +52,8 @@ def test_large_vocabularies_go_to_several_threads_alike(backend: str) -> None:
     assert torch.equal(logits, want)
 
 
-def test_infinity_stays_visible() -> None:
-    """A row that a model got wrong must not look right because its broken token is masked."""
+def test_infinities_are_kept() -> None:
+    """A broken row of a model must not look valid because its broken token is masked."""
     for backend in BACKENDS:
         logits = torch.tensor([[1.0, math.inf, math.nan]])
         paths = NodePaths(torch.tensor([1]), int32([-1]), int32([0, 1]), int32([0]))
@@ -117,8 +117,8 @@ def test_strided_arguments_are_taken(backend: str) -> None:
         assert torch.equal(process_logits(call.pop("logits"), **call), process_logits(want.pop("logits"), **want))
 
 
-def test_checks_compute_nothing_where_values_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU every comparison would be a launch, and nobody would read what it found."""
+def test_checks_compute_nothing_where_values_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU every comparison would be a launch whose result is not read."""
 
     class Nothing(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -126,8 +126,8 @@ def test_checks_compute_nothing_where_values_cannot_be_looked_at(monkeypatch: py
 
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     request = Request([3], [9], [0, 1], [-1, 0], (1.2, 0.5, 0.25), {7: 1.5}, {9: 400}, {4: 2})
-    edits = arguments([request], 0, [0, 1])
+    processors = arguments([request], 0, [0, 1])
     masks = TokenMasks(torch.zeros(1, 1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32))
     logits = torch.zeros(2, 12)
     with Nothing():
-        check(logits, **edits, masks=masks)
+        check(logits, **processors, masks=masks)

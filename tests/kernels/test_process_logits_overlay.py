@@ -1,4 +1,4 @@
-"""process_logits_overlay: reading logits through an overlay is reading logits that were edited in float32."""
+"""process_logits_overlay: reading logits through an overlay equals reading logits that were processed in float32."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from specdec_kernels import Overlay, TokenMasks, distribution_stats, process_log
 from specdec_kernels.overlay import PLANES, num_words
 
 
-def through_an_overlay(logits: Tensor, **edits: Any) -> Tensor:
-    """What `process_logits` would do to float32 logits, in place, for the tests of that operator."""
+def through_an_overlay(logits: Tensor, **processors: Any) -> Tensor:
+    """Applies an overlay in place, for the tests of `process_logits`."""
     with use_backend("reference"):
-        return logits.copy_(process_logits_overlay(logits, **edits).apply(logits))
+        return logits.copy_(process_logits_overlay(logits, **processors).apply(logits))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(batch=batches(), seed=st.integers(0, 1000))
-def test_every_node_is_read_as_edited_for_its_own_prefix(batch: Any, seed: int) -> None:
+def test_every_node_is_read_as_processed_for_its_own_prefix(batch: Any, seed: int) -> None:
     check_nodes(through_an_overlay, torch.float32, batch, seed)
 
 
 def listed() -> tuple[Tensor, Overlay]:
-    """Two rows of 70 logits in bfloat16, the second with a penalty, a bias, a ban and a mask."""
+    """Returns two rows of 70 logits in bfloat16, the second with a penalty, a bias, a ban and a mask."""
     request = Request([3], [9, 65], [9, 40], [-1, 0], (2.0, 0.0, 0.0), {5: 0.001}, {7: 100}, {})
-    edits = arguments([request], 0, [1, 1])
-    edits["penalties"].factors[:] = torch.tensor([2.0, 0.0, 0.0])
+    processors = arguments([request], 0, [1, 1])
+    processors["penalties"].factors[:] = torch.tensor([2.0, 0.0, 0.0])
     masks = TokenMasks(words_of([[token != 11 for token in range(70)]]), int32([0, -1]))
     logits = torch.full((2, 70), 20.0, dtype=torch.bfloat16)
     with use_backend("reference"):
-        return logits, process_logits_overlay(logits, masks=masks, **edits)
+        return logits, process_logits_overlay(logits, masks=masks, **processors)
 
 
 def test_cells_are_bits_ranks_and_logits_in_order_of_ids() -> None:
@@ -51,14 +51,14 @@ def test_cells_are_bits_ranks_and_logits_in_order_of_ids() -> None:
 
 def test_a_small_bias_is_not_rounded_away_and_the_logits_stay() -> None:
     logits, overlay = listed()
-    edited = overlay.apply(logits)
-    assert edited.dtype == torch.float32 and bool((logits == 20).all())
-    assert edited[1, [3, 5, 7, 9, 11, 40, 65]].tolist() == [10, pytest.approx(20.001), -torch.inf, 10, 20, 10, 10]
-    assert torch.equal(overlay.select_rows(torch.tensor([1])).apply(logits[1:]), edited[1:])
+    processed = overlay.apply(logits)
+    assert processed.dtype == torch.float32 and bool((logits == 20).all())
+    assert processed[1, [3, 5, 7, 9, 11, 40, 65]].tolist() == [10, pytest.approx(20.001), -torch.inf, 10, 20, 10, 10]
+    assert torch.equal(overlay.select_rows(torch.tensor([1])).apply(logits[1:]), processed[1:])
 
 
-def test_backends_that_do_not_fold_are_given_edited_logits() -> None:
-    """Also inside of torch.compile, and with memory of the caller's."""
+def test_backends_without_overlays_get_processed_logits() -> None:
+    """Also inside torch.compile, and with the caller's memory."""
     logits, overlay = listed()
     one, none = torch.ones(2), torch.zeros(2)
     asked = (one, none.int(), one, none)

@@ -1,4 +1,4 @@
-"""The one definition of randomness: known answers, accuracy, distributions, and the C++ noise bit by bit."""
+"""The definition of randomness: known-answer tests, accuracy, distributions, and the C++ noise bit by bit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def some_words(count: int = 500_000) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("counter", "seed", "expected"), KNOWN)
-def test_philox_gives_the_known_answers(counter: tuple[int, ...], seed: int, expected: tuple[int, ...]) -> None:
+def test_philox_passes_the_known_answer_tests(counter: tuple[int, ...], seed: int, expected: tuple[int, ...]) -> None:
     assert tuple(int(word) for word in philox(*counter, seed)) == expected
 
 
@@ -54,7 +54,7 @@ def test_words_pick_the_token_word_of_its_counter() -> None:
     assert torch.equal(got, span_words(torch.tensor([7]), torch.tensor([3]), 2, 1, 11)[0])
 
 
-def test_every_part_of_the_counter_matters() -> None:
+def test_every_part_of_the_counter_is_used() -> None:
     base = words(5, 6, 7, 1, torch.arange(64))
     others = [(6, 6, 7, 1), (5, 7, 7, 1), (5, 6, 8, 1), (5, 6, 7, 2), (5 + 2**32, 6, 7, 1), (-5, 6, 7, 1)]
     for seed, position, index, stream in others:

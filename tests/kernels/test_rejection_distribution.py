@@ -1,6 +1,4 @@
-"""The distribution of rejection_verify: every coin cell in exact arithmetic, and a million draws through the keyed
-randomness.
-"""
+"""The distribution of rejection_verify: every cell of uniforms in exact arithmetic, and a million keyed draws."""
 
 from __future__ import annotations
 
@@ -42,8 +40,8 @@ def dist(logits: Tensor) -> tuple[Tensor, ...]:
 
 
 class Model:
-    """Random rational target and draft distributions after every prefix; a draft step may choose its token instead,
-    or say that it drew one that its distribution does not have.
+    """Random rational target and draft distributions after every prefix. A draft step may be deterministic, or claim a
+    sampled token that its distribution excludes.
     """
 
     def __init__(self, seed: int, vocab: int, length: int, kinds: str) -> None:
@@ -51,18 +49,18 @@ class Model:
         self.vocab, self.length = vocab, length
         self.p: dict[Prefix, Row] = {}
         self.q: dict[Prefix, Row] = {}
-        self.chosen: dict[Prefix, int | None] = {}
+        self.deterministic: dict[Prefix, int | None] = {}
         self.stray: dict[Prefix, int | None] = {}
         for size in range(length + 1):
             for prefix in itertools.product(range(vocab), repeat=size):
                 self.p[prefix], self.q[prefix] = self.row(rng), self.row(rng)
                 kind = rng.choice(
                     kinds
-                )  # c: chosen, d: drawn, e: drawn from the target's own distribution, s: not drawn
+                )  # c: deterministic, d: sampled, e: sampled from the target's distribution, s: falsely sampled
                 if kind == "e":
                     self.q[prefix] = self.p[prefix]
                 token = rng.randrange(vocab) if kind in "cs" else None
-                self.chosen[prefix] = token if kind == "c" else None
+                self.deterministic[prefix] = token if kind == "c" else None
                 self.stray[prefix] = token if kind == "s" else None
                 if kind == "s":
                     self.q[prefix] = [Fraction(int(v != token), vocab - 1) for v in range(vocab)]
@@ -76,22 +74,22 @@ class Model:
         """Probability that the drafter proposes this path."""
         product = Fraction(1)
         for i, token in enumerate(path):
-            sure = self.chosen[path[:i]] if self.stray[path[:i]] is None else self.stray[path[:i]]
+            sure = self.deterministic[path[:i]] if self.stray[path[:i]] is None else self.stray[path[:i]]
             product *= self.q[path[:i]][token] if sure is None else Fraction(int(token == sure))
         return product
 
     def accept(self, prefix: Prefix, token: int) -> Fraction:
         if self.stray[prefix] is not None:
             return Fraction(0)
-        q = self.q[prefix][token] if self.chosen[prefix] is None else Fraction(1)
+        q = self.q[prefix][token] if self.deterministic[prefix] is None else Fraction(1)
         return min(Fraction(1), self.p[prefix][token] / q)
 
     def residual(self, prefix: Prefix, token: int | None) -> Row:
-        """What is drawn from after a prefix whose proposed continuation (if any) was rejected."""
+        """The distribution after a prefix whose proposed continuation (if any) was rejected."""
         p = self.p[prefix]
         if token is None or self.stray[prefix] is not None:
             return p
-        if self.chosen[prefix] is not None:
+        if self.deterministic[prefix] is not None:
             rest = [Fraction(0) if v == token else w for v, w in enumerate(p)]
         else:
             rest = [max(a - b, Fraction(0)) for a, b in zip(p, self.q[prefix], strict=True)]
@@ -99,11 +97,13 @@ class Model:
 
 
 def ends(accept: list[Any], rule: str) -> list[Any]:
-    """Chance that a path ends at each of its nodes: after the last coin that passes, or before the first that fails."""
+    """Probability that a path ends at each of its nodes: after the last uniform that passes, or before the first that
+    fails.
+    """
     found, left = [], accept[0]
-    for coin in [*accept[1:], 0] if rule == "rejection" else accept[:0:-1] + accept[:1]:
-        found.append(left * (1 - coin if rule == "rejection" else coin))
-        left = left * (coin if rule == "rejection" else 1 - coin)
+    for accepted in [*accept[1:], 0] if rule == "rejection" else accept[:0:-1] + accept[:1]:
+        found.append(left * (1 - accepted if rule == "rejection" else accepted))
+        left = left * (accepted if rule == "rejection" else 1 - accepted)
     return found if rule == "rejection" else found[::-1]
 
 
@@ -148,7 +148,7 @@ def _product(factors: Iterable[Fraction]) -> Fraction:
 
 
 def cells(model: Model, backend: str, rule: str = "rejection") -> tuple[Cells, Cells]:
-    """Thresholds and residuals of the operator for every proposable path, in one call."""
+    """Returns thresholds and residuals of the operator for every possible path, in one call."""
     paths = [p for p in itertools.product(range(model.vocab), repeat=model.length) if model.proposal(p) > 0]
     width = model.length + 1
 
@@ -157,14 +157,16 @@ def cells(model: Model, backend: str, rule: str = "rejection") -> tuple[Cells, C
 
     prefixes = [path[:i] for path in paths for i in range(width)]
     tokens = [token for path in paths for token in (0, *path)]
-    drawn = [0 if i == 0 or model.chosen[path[: i - 1]] is not None else 1 for path in paths for i in range(width)]
-    # the distribution that node i was drawn from belongs to its parent's prefix
+    kinds = [
+        0 if i == 0 or model.deterministic[path[: i - 1]] is not None else 1 for path in paths for i in range(width)
+    ]
+    # the distribution of node i's token belongs to its parent's prefix
     rows = [max(k - 1, 0) for k in range(len(prefixes))]
     with use_backend(backend):
         accept, residual = rejection_thresholds(
             torch.tensor(tokens),
             int32([width * i for i in range(len(paths) + 1)]),
-            torch.tensor(drawn, dtype=torch.int8),
+            torch.tensor(kinds, dtype=torch.int8),
             int32(rows),
             dist(logits([model.p[prefix] for prefix in prefixes])),
             dist(logits([model.q[prefix] for prefix in prefixes])),
@@ -190,7 +192,7 @@ def test_one_step_emits_the_target_s_distribution_exactly(backend: str, vocab: i
     exact_residual = {(path, i): model.residual(path[:i], path[i] if i < length else None) for path, i in accept}
     for cell in accept:
         assert accept[cell] == pytest.approx(float(exact_accept[cell]), abs=1e-12)
-        # rounding may leave a residue of p - q where the exact rest is empty; such a cell has no probability
+        # rounding may leave a residue of p - q where the exact residual is empty; such a cell has probability 0
         if model.proposal(cell[0]) > 0 and (cell[1] == length or exact_accept[cell[0], cell[1] + 1] < 1):
             assert residual[cell] == pytest.approx([float(w) for w in exact_residual[cell]], abs=1e-12)
     want = target_dist(model)
@@ -203,7 +205,7 @@ def test_one_step_emits_the_target_s_distribution_exactly(backend: str, vocab: i
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("vocab", "length"), [(3, 1), (4, 2), (3, 3)])
 @pytest.mark.parametrize("kinds", ["d", "s", "cds"])
-def test_one_step_of_the_block_rule_too(backend: str, vocab: int, length: int, kinds: str) -> None:
+def test_one_step_of_rule_block_too(backend: str, vocab: int, length: int, kinds: str) -> None:
     model = Model(3 * vocab + length, vocab, length, kinds)
     got = step_dist(model, *cells(model, backend, "block"), 0.0, "block")
     for sequence, probability in target_dist(model).items():
@@ -211,12 +213,20 @@ def test_one_step_of_the_block_rule_too(backend: str, vocab: int, length: int, k
 
 
 def generate(
-    p: Tensor, q: Tensor, chosen: Tensor, requests: int, length: int, tokens_wanted: int, rule: str, coins: Any = None
+    p: Tensor,
+    q: Tensor,
+    deterministic: Tensor,
+    requests: int,
+    length: int,
+    tokens_wanted: int,
+    rule: str,
+    uniforms_of: Any = None,
 ) -> Tensor:
-    """First tokens of many requests through draft_sample and rejection_verify, step by step as an engine would.
+    """Returns the first tokens of many requests through draft_sample and rejection_verify, step by step as in an
+    engine.
 
-    coins: called with (seeds, positions of the roots [requests], nodes of a chain) for coins [requests, nodes] other
-    than the keyed ones.
+    uniforms_of: called with (seeds, positions of the roots [requests], nodes of a chain) for uniforms [requests, nodes]
+    in place of the keyed ones.
     """
     seeds = torch.arange(requests) * 7919 + 3
     sequence = torch.zeros(requests, tokens_wanted + length + 2, dtype=torch.int64)
@@ -231,20 +241,20 @@ def generate(
         position = (size - 1).int()
         nodes = torch.zeros(requests, width, dtype=torch.int64)
         nodes[:, 0] = sequence[row, size - 1]
-        drawn = torch.zeros(requests, width, dtype=torch.int8)
+        kinds = torch.zeros(requests, width, dtype=torch.int8)
         dist_index = torch.zeros(requests, width, dtype=torch.int32)
         for i in range(1, width):
             before = nodes[:, i - 1]
             draft = [part[before] for part in q_dist]
             index = torch.full((requests,), i, dtype=torch.int32)
             token = draft_sample(*draft, seeds, position, index)
-            nodes[:, i] = torch.where(chosen[before] >= 0, chosen[before], token)
-            drawn[:, i] = (chosen[before] < 0).to(torch.int8)
+            nodes[:, i] = torch.where(deterministic[before] >= 0, deterministic[before], token)
+            kinds[:, i] = (deterministic[before] < 0).to(torch.int8)
             dist_index[:, i] = before.int()
         target = tuple(part[nodes.flatten()] for part in p_dist)
         _, accepted, emitted = rejection_verify(
-            nodes.flatten(), offsets, drawn.flatten(), dist_index.flatten(), target, q_dist, None, seeds, position,
-            None if coins is None else coins(seeds, position, width).flatten(), max_depth=length, rule=rule,
+            nodes.flatten(), offsets, kinds.flatten(), dist_index.flatten(), target, q_dist, None, seeds, position,
+            None if uniforms_of is None else uniforms_of(seeds, position, width).flatten(), max_depth=length, rule=rule,
         )  # fmt: skip
         live = size <= tokens_wanted
         for i in range(1, width):
@@ -266,9 +276,9 @@ def test_keyed_draws_have_the_joint_distribution_over_steps(kind: str, rule: str
     g = torch.Generator().manual_seed(5)
     p, q = torch.randn(vocab, vocab, generator=g) * 1.2, torch.randn(vocab, vocab, generator=g) * 1.2
     p[1, 2] = -float("inf")
-    chosen = torch.tensor([-1, 2, -1]) if kind == "mixed" else torch.tensor([-1, -1, -1])
+    deterministic = torch.tensor([-1, 2, -1]) if kind == "mixed" else torch.tensor([-1, -1, -1])
     with use_backend(FAST):
-        assert p_value(generate(p, q, chosen, requests, length, wanted, rule), p) > 1e-3
+        assert p_value(generate(p, q, deterministic, requests, length, wanted, rule), p) > 1e-3
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
@@ -277,12 +287,12 @@ def test_keyed_draws_have_the_joint_distribution_over_steps(kind: str, rule: str
 def test_drafts_in_float32_leave_a_target_of_half_precision_its_distribution(
     dtype: torch.dtype, level: float, rule: str
 ) -> None:
-    """As small drafts are loaded. Levels are coarse on purpose: the distribution of the unrounded ones would be
-    noticed.
+    """Small drafts are loaded in float32. Levels are coarse on purpose, so that the distribution of unrounded ones
+    would be detected.
     """
     g = torch.Generator().manual_seed(6)
     p, q = torch.randn(3, 3, generator=g) * 1.2, torch.randn(3, 3, generator=g) * 1.2
-    p += level  # where both formats tell halves apart
+    p += level  # values whose halves both formats represent
     with use_backend(FAST):
         tokens = generate(p.to(dtype), q, torch.full((3,), -1), 60_000, 2, 3, rule)
     assert p_value(tokens, p.to(dtype).float()) > 1e-3
@@ -291,9 +301,9 @@ def test_drafts_in_float32_leave_a_target_of_half_precision_its_distribution(
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
 @pytest.mark.parametrize(("rule", "noticed"), [("block", True), ("rejection", False)])
-def test_coins_keyed_by_a_token_s_own_position_would_be_noticed(rule: str, noticed: bool) -> None:
-    """The block rule looks at coins behind the place where it stops: the next step must not see these again. (The token
-    rule stops at the first coin that fails, and would get away with it.)
+def test_uniforms_keyed_by_a_token_s_own_position_are_detected(rule: str, noticed: bool) -> None:
+    """Rule `block` reads uniforms after the place where it stops, so the next step must not use them again. (Rule
+    `rejection` stops at the first uniform that fails, so it would pass.)
     """
     p, q = models()
 
@@ -306,8 +316,8 @@ def test_coins_keyed_by_a_token_s_own_position_would_be_noticed(rule: str, notic
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
-def test_a_million_coins_and_races_are_independent_of_the_drafts() -> None:
-    """One step over a uniform target: which token follows must not depend on how the coin fell."""
+def test_uniforms_and_gumbel_noise_are_independent_of_the_drafts() -> None:
+    """One step over a uniform target: the next token must not depend on the uniform."""
     requests, vocab = 1_000_000, 4
     target = dist(torch.zeros(1, vocab))
     q = dist(torch.tensor([[2.0, 1.0, 0.0, -1.0]]))

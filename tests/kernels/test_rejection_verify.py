@@ -48,16 +48,16 @@ def test_extension_equals_reference(case: dict[str, Any]) -> None:
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("rows", [1, 9])
-def test_threads_do_not_change_what_is_found_on_the_way(rows: int, rule: str) -> None:
-    """One chain whose rows of logits threads share, fewer of them than it has nodes or more, looking ahead of its end;
-    and chains of a thread each.
+def test_threads_do_not_change_results_and_stats(rows: int, rule: str) -> None:
+    """One chain whose rows of logits threads share, with fewer or more threads than nodes, and with look-ahead beyond
+    its end; and one chain per thread.
     """
     torch.manual_seed(3)
     count, vocab = rows * 4, 140_000 if rows == 9 else 35_000
     level = torch.randn(count, vocab) * 2
     draft = dist(level + 0.7 * torch.randn(count, vocab))
     order = torch.arange(count)
-    offsets, drawn = torch.arange(0, count + 1, 4, dtype=torch.int32), torch.ones(count, dtype=torch.int8)
+    offsets, kinds = torch.arange(0, count + 1, 4, dtype=torch.int32), torch.ones(count, dtype=torch.int8)
     dist_index = (order - 1).clamp(min=0).int()
     before, found, ends = torch.get_num_threads(), [], set()
     for seed in range(1 if rows == 9 else 12):
@@ -65,7 +65,7 @@ def test_threads_do_not_change_what_is_found_on_the_way(rows: int, rule: str) ->
         for threads in (1, 2, 4, 7):
             torch.set_num_threads(threads)
             with use_backend("cpu"):
-                chain = (tokens, offsets, drawn, dist_index, level, plain(count), draft, None, order[:rows] + seed)
+                chain = (tokens, offsets, kinds, dist_index, level, plain(count), draft, None, order[:rows] + seed)
                 found.append(rejection_verify_logits(*chain, int32([5] * rows), max_depth=3, rule=rule))
         torch.set_num_threads(before)
         one, *others = found[-4:]
@@ -80,7 +80,7 @@ def test_threads_do_not_change_what_is_found_on_the_way(rows: int, rule: str) ->
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_test_is_strict(backend: str) -> None:
-    """A coin that equals the threshold rejects; above all a token of probability zero is never accepted."""
+    """A uniform equal to the threshold rejects, so a token of probability zero is never accepted."""
     target = dist(torch.tensor([[0.0, -INF], [0.0, 0.0]]))
     chain = (torch.tensor([0, 1]), int32([0, 2]), torch.zeros(2, dtype=torch.int8), int32([-1, -1]), target, None, None)
     with use_backend(backend):
@@ -94,13 +94,13 @@ def test_the_test_is_strict(backend: str) -> None:
         half = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
         chain = (*chain[:4], dist(half), None, None)
         threshold = rejection_thresholds(*chain)[0][1]
-        for coin, want in ((threshold, 0), (torch.nextafter(threshold, torch.zeros(())), 1)):
-            coins = torch.stack([torch.zeros(()), coin])
-            assert rejection_verify(*chain, torch.tensor([1]), int32([3]), coins, max_depth=1)[1].tolist() == [want]
+        for uniform, want in ((threshold, 0), (torch.nextafter(threshold, torch.zeros(())), 1)):
+            uniforms = torch.stack([torch.zeros(()), uniform])
+            assert rejection_verify(*chain, torch.tensor([1]), int32([3]), uniforms, max_depth=1)[1].tolist() == [want]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equal_distributions_are_always_accepted_and_leave_nothing(backend: str) -> None:
+def test_equal_distributions_are_always_accepted_with_empty_residuals(backend: str) -> None:
     rows, vocab = 50, 2000
     level = torch.randn(rows, vocab) * 3
     offsets = int32(list(range(0, rows + 1, 2)))
@@ -110,17 +110,17 @@ def test_equal_distributions_are_always_accepted_and_leave_nothing(backend: str)
     tokens = torch.zeros(rows, dtype=torch.int64)
     tokens[1::2] = draft_sample(*roots, seeds, zero, zero)
     row = torch.arange(rows, dtype=torch.int32) // 2
-    drawn = torch.ones(rows, dtype=torch.int8)
+    kinds = torch.ones(rows, dtype=torch.int8)
     with use_backend(backend):
-        accept, residual = rejection_thresholds(tokens, offsets, drawn, row, target, roots, None)
+        accept, residual = rejection_thresholds(tokens, offsets, kinds, row, target, roots, None)
         assert (accept == 1).all()
         assert (residual.sum(1) > 0.999).all()  # p itself where p - q is empty
-        out = rejection_verify(tokens, offsets, drawn, row, target, roots, None, seeds, zero, max_depth=1)
+        out = rejection_verify(tokens, offsets, kinds, row, target, roots, None, seeds, zero, max_depth=1)
     assert (out[1] == 1).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_token_the_draft_could_not_draw_is_rejected(backend: str) -> None:
+def test_a_token_the_draft_could_not_sample_is_rejected(backend: str) -> None:
     target = dist(torch.zeros(2, 4))
     chain = (torch.tensor([0, 3]), int32([0, 2]), torch.ones(2, dtype=torch.int8), int32([0, 0]), target)
     draft = dist(torch.zeros(1, 2))
@@ -138,10 +138,8 @@ def test_a_token_the_draft_could_not_draw_is_rejected(backend: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "on_trees"), [("rejection", recursive_rejection_thresholds), ("block", traversal_thresholds)]
 )
-def test_a_token_that_was_not_drawn_is_no_proposal(backend: str, rule: str, on_trees: Any) -> None:
-    """The row is as if it ended before that token, for the distribution of what follows too; the rules on trees say
-    the same.
-    """
+def test_a_falsely_sampled_token_is_no_proposal(backend: str, rule: str, on_trees: Any) -> None:
+    """The row behaves as if it ended before that token, also for the next token. Rules on trees do the same."""
     target, draft = dist(torch.randn(4, 5)), torch.randn(3, 5)
     draft[1, 3] = -INF
     tokens, marks, sources = (
@@ -149,7 +147,7 @@ def test_a_token_that_was_not_drawn_is_no_proposal(backend: str, rule: str, on_t
         torch.tensor([0, 1, 1, 1], dtype=torch.int8),
         int32([-1, 0, 1, 2]),
     )
-    target[0][0, 2] = draft[0, 2] - 1.0  # p(2) < q(2): the block rule reaches the node after it by chance
+    target[0][0, 2] = draft[0, 2] - 1.0  # p(2) < q(2): rule `block` reaches the next node with some probability
     target = dist(target[0])
     dists = (target, dist(draft), None)
     with use_backend(backend):
@@ -202,8 +200,8 @@ def test_rows_without_nodes_and_without_a_distribution(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_path_ends_before_a_distribution_without_weight(backend: str) -> None:
-    """Block rule: a node after which nothing can come is as likely to be reached as it would be at the end of a row."""
+def test_a_path_ends_before_an_empty_distribution(backend: str) -> None:
+    """Rule `block`: a node without continuation is reached with the probability of a row's last node."""
     torch.manual_seed(4)
     level, draft = torch.randn(4, 40), dist(torch.randn(2, 40))
     level[1] = float("nan")
@@ -221,8 +219,8 @@ def test_a_path_ends_before_a_distribution_without_weight(backend: str) -> None:
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_masses_never_change_the_answer(rule: str, mapped: bool) -> None:
-    """Many blocks of very different mass, a removed token that was nearly all of its block, any draft."""
+def test_masses_do_not_change_the_result(rule: str, mapped: bool) -> None:
+    """Many blocks of very different mass, a removed token with nearly all mass of its block, any draft."""
     torch.manual_seed(1)
     rows, nodes, vocab = 12, 5, 9_000
     count = rows * nodes
@@ -232,9 +230,9 @@ def test_masses_never_change_the_answer(rule: str, mapped: bool) -> None:
     order = torch.arange(count)
     *target, mass = distribution_stats(level, *plain(count), masses=True)
     draft = dist(draft_level)
-    drawn = (order % 3 > 0).to(torch.int8)
+    kinds = (order % 3 > 0).to(torch.int8)
     tokens = torch.where(order % 3 > 0, draft_sample(*draft, order, order.int(), order.int()).roll(1), 5000)
-    chain = (tokens, torch.arange(0, count + 1, nodes, dtype=torch.int32), drawn, (order - 1).clamp(min=0).int())
+    chain = (tokens, torch.arange(0, count + 1, nodes, dtype=torch.int32), kinds, (order - 1).clamp(min=0).int())
     ends = set()
     for seed in range(20):
         random = (torch.arange(rows) + 100 * seed, torch.arange(rows, dtype=torch.int32))
@@ -255,8 +253,8 @@ def test_masses_never_change_the_answer(rule: str, mapped: bool) -> None:
 @pytest.mark.parametrize("offset", [0.0, 3000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("masses", [True, False])
-def test_coins_near_block_thresholds(dtype: torch.dtype, offset: float, masses: bool) -> None:
-    """What is left is summed only as far as the coin asks: the decision is the whole sum's on both sides of it."""
+def test_uniforms_near_block_thresholds(dtype: torch.dtype, offset: float, masses: bool) -> None:
+    """The residual is summed only as far as the uniform requires; the decision equals that of the whole sum."""
     torch.manual_seed(4)
     nodes, vocab, offset = 24, 5000, offset if dtype == torch.float32 else offset / 100
     level = torch.randn(nodes, vocab) * 2 + torch.linspace(-3, 3, vocab)  # later blocks weigh more
@@ -276,25 +274,25 @@ def test_coins_near_block_thresholds(dtype: torch.dtype, offset: float, masses: 
     seeds, roots = torch.arange(nodes // 3), torch.arange(nodes // 3, dtype=torch.int32)
     for node in inner:
         for aside, accepted in ((1 - 1e-4, 1), (1 + 1e-4, 0)):
-            coins = torch.ones(nodes)
-            coins[node] = limits[node] * aside
+            uniforms = torch.ones(nodes)
+            uniforms[node] = limits[node] * aside
             with use_backend("cpu"):
-                found = rejection_verify(*case, seeds, roots, coins, max_depth=2, rule="block", mass=weighed)[1]
+                found = rejection_verify(*case, seeds, roots, uniforms, max_depth=2, rule="block", mass=weighed)[1]
             assert found.tolist() == [accepted * (row == node // 3) for row in range(nodes // 3)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_block_rule_looks_beyond_a_coin_that_fails(backend: str) -> None:
+def test_rule_block_reads_beyond_a_uniform_that_fails(backend: str) -> None:
     target, draft = (
         dist(torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 0.0]])),
         dist(torch.tensor([[1.0, 0.0], [0.0, 0.0]])),
     )
     chain = (torch.tensor([0, 0, 0]), int32([0, 3]), torch.ones(3, dtype=torch.int8), int32([-1, 0, 1]))
-    coins = torch.tensor([0.0, 0.99, 0.5])
+    uniforms = torch.tensor([0.0, 0.99, 0.5])
     with use_backend(backend):
         for rule, want in (("rejection", 0), ("block", 2)):
             _, accepted, _ = rejection_verify(
-                *chain, target, draft, None, torch.tensor([1]), int32([3]), coins, max_depth=2, rule=rule
+                *chain, target, draft, None, torch.tensor([1]), int32([3]), uniforms, max_depth=2, rule=rule
             )
             assert accepted.tolist() == [want]
         accept = rejection_thresholds(*chain, target, draft, None, rule="block")[0]

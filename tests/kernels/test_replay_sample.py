@@ -61,9 +61,9 @@ def test_extension_equals_reference(
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
 @pytest.mark.parametrize("temperature", [1e-4, 0.3, 1.0, 30.0])
-def test_tokens_passed_over_unseen_cannot_win(temperature: float) -> None:
-    """Groups whose bound is below the best so far get no noise: one winner far up, blocks of -inf, levels that are far
-    from zero or rounded to few values, where scores tie and the lower id has to win.
+def test_skipped_tokens_cannot_win(temperature: float) -> None:
+    """Groups whose bound is below the best so far get no noise: one large winner, blocks of -inf, levels far from zero,
+    and levels rounded to few values, where ties go to the lower id.
     """
     rows, vocab = 48, 5000
     torch.manual_seed(7)
@@ -90,8 +90,8 @@ def test_tokens_passed_over_unseen_cannot_win(temperature: float) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 9.0])
-def test_the_largest_noise_that_there_is_wins_as_far_as_it_reaches(backend: str, temperature: float) -> None:
-    """The word of this token is 0. Levels that lie almost as far below the best score as its noise reaches count."""
+def test_the_largest_possible_noise_wins(backend: str, temperature: float) -> None:
+    """The word of this token is 0. A level below the best score by almost the largest noise still wins."""
     seed, position, token = torch.tensor([101_606]), torch.tensor([5], dtype=torch.int32), 24_512
     noise = replay_noise(seed, position, token + 1)[0]
     assert float(noise[token]) == noise.max() > 22.87

@@ -52,7 +52,7 @@ def test_it_is_its_three_parts(case: dict[str, Any]) -> None:
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
 @pytest.mark.parametrize("rows", [1, 5])
-def test_threads_do_not_change_the_answer(rows: int) -> None:
+def test_threads_do_not_change_the_result(rows: int) -> None:
     torch.manual_seed(0)
     nodes, vocab = rows * 3, 140_000
     logits = torch.randn(nodes, vocab) * 2
@@ -77,8 +77,8 @@ def test_threads_do_not_change_the_answer(rows: int) -> None:
 @pytest.mark.parametrize("end", range(5))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_threads_give_a_chain_the_bits_of_one(temperature: float, end: int) -> None:
-    """One of four nodes that ends at its root, behind it, at a score-only node, or nowhere; nothing is read beside
-    the path.
+    """A chain of four nodes that ends at its root, after it, at a score-only node, or at its leaf. Only rows on the
+    path are read.
     """
     torch.manual_seed(end)
     nodes, vocab = 4, 70_000

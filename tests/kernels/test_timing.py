@@ -11,7 +11,7 @@ import torch
 from specdec_kernels.inspection import timing
 
 
-def test_graphs_are_timed_on_the_gpu_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_timed_on_the_requested_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     current: list[torch.device] = []
 
     @contextmanager

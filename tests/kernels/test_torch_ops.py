@@ -36,7 +36,7 @@ OUTSIDE = {
     "fused_forward": "a DecoderTable is no argument of a schema",
     "draft_chain": "the same",
     "attention_plan": "made on the host from shapes, outside of the model",
-    "process_logits_overlay": "an Overlay is no argument of a schema; compiled programs get edited logits",
+    "process_logits_overlay": "an Overlay is no argument of a schema; compiled programs get processed logits",
 }
 """Operators that torch.ops.specdec does not have under their own name."""
 FOLDER = {"dist_masses": "distribution_stats", "kv_commit_table": "kv_commit", "draft_chain_dists": "draft_chain"}
@@ -47,9 +47,9 @@ HELD: list[Any] = []
 
 
 def arguments(name: str) -> tuple[Any, ...]:
-    """What the sample call hands to torch.ops.specdec.<name>."""
+    """Returns the arguments of the sample call to torch.ops.specdec.<name>."""
     folder = FOLDER.get(name, name.removesuffix("_lse").removesuffix("_out"))
-    # NaN in a result (the marks of rows that were not looked at) is no difference to us, but to opcheck it is
+    # NaN in a result marks rows that were not read; opcheck would count it as a difference
     call = make_sample(
         folder, replace(SIZES, nodes=1) if name in ("replay_verify", "rejection_verify_logits") else SIZES
     )
@@ -83,7 +83,7 @@ IN_GRAPHS = sorted(set(OPS) - set(OUTSIDE))
 
 
 @pytest.mark.parametrize("name", IN_GRAPHS)
-def test_an_operator_is_one_piece_of_a_compiled_program(name: str) -> None:
+def test_an_operator_does_not_break_a_compiled_graph(name: str) -> None:
     torch._dynamo.reset()
     want, call = (make_sample(name, SIZES) for _ in range(2))
     found: list[str] = []
@@ -100,7 +100,7 @@ def test_an_operator_is_one_piece_of_a_compiled_program(name: str) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def test_on_a_gpu_what_is_launched_by_the_extension_is_called_triton() -> None:
+def test_launches_of_the_extension_on_a_gpu_count_as_triton() -> None:
     for wish in ("triton", None, "reference"):
         with use_backend(wish):
             assert _pick_graph_backend("distribution_stats", "cuda") == "cuda" + ("" if wish is None else f", {wish}")
@@ -110,7 +110,7 @@ def test_on_a_gpu_what_is_launched_by_the_extension_is_called_triton() -> None:
         _pick_graph_backend("distribution_stats", "cuda")
 
 
-def test_a_wish_holds_while_a_program_is_compiled() -> None:
+def test_a_request_holds_while_a_program_is_compiled() -> None:
     call, found = make_sample("batch_invariant_linear", SIZES), []
 
     def keep(module: Any, _inputs: Any) -> Any:

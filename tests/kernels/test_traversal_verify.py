@@ -37,7 +37,7 @@ def test_a_node_without_a_distribution_is_a_leaf(backend: str) -> None:
 
 
 @needs_extension
-def test_coins_keyed_by_a_token_s_own_position_would_be_noticed() -> None:
+def test_uniforms_keyed_by_a_token_s_own_position_are_detected() -> None:
     """The rule reads uniforms of nodes below the place where it stops: the next step must not read these again."""
     p, q = models()
     depth = torch.tensor([0, 1, 1, 2, 2])

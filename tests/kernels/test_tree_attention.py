@@ -22,7 +22,7 @@ INSTRUCTION_SETS = {"portable": 1, "avx2": 2, "avx512": 3}
 # Outputs are means of values of size one: absolute errors in units of the dtype's own rounding.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float64: 1e-13}
 # What an error (root mean square, largest) may be above twice that of torch's attention. In float32 the largest of few
-# errors is luck, on either side: it is held to a few roundings of values and scores of size one.
+# errors is random, on either side: the limit is a few roundings of values and scores of size one.
 FLOOR = {torch.float32: (4e-8, 1e-6), torch.bfloat16: (1e-7, 1e-7), torch.float16: (1e-7, 1e-7)}
 
 
@@ -136,21 +136,21 @@ def test_the_error_is_at_most_twice_that_of_torch_on_any_batch(
     own = torch.randn(shape.heads, generator=torch.Generator().manual_seed(shape.seed)).to(shape.dtype).float()
     sinks, scale = own if option.pop("sinks") else None, sharpness * shape.width**-0.5
     extra = (None, None) if causal else (case.ancestors, case.depth)
-    answers = {}
+    outputs = {}
     with use_backend("cpu"):
-        answers["cpu"] = tree_attention(*case.cache, *extra, scale=scale, sinks=sinks, **option)
+        outputs["cpu"] = tree_attention(*case.cache, *extra, scale=scale, sinks=sinks, **option)
     for name, number in INSTRUCTION_SETS.items():
         out = torch.full_like(case.query, torch.nan), torch.empty(case.query.shape[:2])
         numbers = scale, option["softcap"], option["window"], sinks
         torch.ops.specdec.tree_attention_out(*case.cache, *extra, *numbers, *out, number)
-        answers[name] = out[0]
-    found = errors(case, answers, scale=scale, causal=causal, sinks=sinks, **option)
+        outputs[name] = out[0]
+    found = errors(case, outputs, scale=scale, causal=causal, sinks=sinks, **option)
     assert_as_exact_as_torch(found, shape.dtype, sharpness)
 
 
 @NEEDS_C
-def test_a_node_has_the_same_bits_in_any_company() -> None:
-    """Rows of at most 64 nodes: a chain scored at once equals one node after the other, beside any rows."""
+def test_a_node_has_the_same_bits_in_any_batch() -> None:
+    """Rows of at most 64 nodes: a chain scored at once equals one node after the other, in any batch."""
     case = build(Shape([40, 3], [1000, 7], heads=6, kv_heads=2, deep=True))
     together = run("cpu", case, True)
     for i in (0, 1, 17, 39):
@@ -180,7 +180,7 @@ def test_threads_do_not_change_bits(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
-def test_strided_queries_and_an_output_of_ones_own(backend: str) -> None:
+def test_strided_queries_and_the_caller_s_output(backend: str) -> None:
     case = build(Shape([3], [20]))
     qkv = torch.randn(3, 8 * 64)
     query = qkv[:, : 4 * 64].view(3, 4, 64)
@@ -203,7 +203,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 @NEEDS_C
 @pytest.mark.parametrize(("name", "change", "words"), BAD, ids=[b[0] for b in BAD])
-def test_bad_arguments_are_refused_in_words(name: str, change: dict[str, Tensor], words: str) -> None:
+def test_bad_arguments_raise_clear_errors(name: str, change: dict[str, Tensor], words: str) -> None:
     case = build(Shape([3], [20]))
     names = ("query", "key_cache", "value_cache", "page_table", "lengths", "offsets")
     values = [change.get(n, v) for n, v in zip(names, case.cache, strict=True)]
@@ -218,7 +218,7 @@ def test_a_window_over_a_tree_needs_depths(backend: str) -> None:
         tree_attention(*case.cache, case.ancestors, scale=0.1, window=4)
 
 
-def test_sdpa_says_when_it_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sdpa_says_why_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (
         build(Shape([3], [20], dtype=torch.bfloat16)),
         build(Shape([300], [0], dtype=torch.bfloat16)),
@@ -259,8 +259,8 @@ def test_torch_compile_keeps_staging_before_attention() -> None:
 
 
 @NEEDS_C
-def test_what_a_graph_cannot_take_is_refused_in_words() -> None:
-    """Inside of torch.compile the registered operator serves all devices; it knows neither scales nor the mode."""
+def test_unsupported_options_in_a_graph_raise_clear_errors() -> None:
+    """Inside torch.compile the registered operator serves all devices, without scales and modes."""
     from specdec_kernels.ops.tree_attention import cpu_kernel
 
     case = build(Shape([3], [20]))

@@ -60,7 +60,7 @@ def case(seed: int, nodes: int, vocab: int, dtype: torch.dtype, **dist: Any) -> 
 
 
 def slow(given: dict[str, Any], width: int, keep: int) -> tuple[list[list[tuple[int, float]]], list[list[int]]]:
-    """Children as (token, score) and the best of each tree, in float64 and with Python's sorting."""
+    """Returns children as (token, score) and the best of each tree, in float64 and with Python's sorting."""
     logits, level = given["logits"].double(), given["logits"].to(given["inv_t"].dtype)
     children = []
     for node in range(logits.shape[0]):
@@ -131,8 +131,8 @@ def test_with_noise_the_first_child_is_the_replayed_token(backend: str) -> None:
 
 
 @every_backend
-def test_noise_is_that_of_a_nodes_seed_and_position_whatever_its_neighbours_have(backend: str) -> None:
-    """Nodes of one depth share their noise; neighbours that differ in the seed or the position alone do not."""
+def test_noise_depends_on_a_node_s_seed_and_position_alone(backend: str) -> None:
+    """Nodes of one depth share their noise; nodes that differ in the seed or the position do not."""
     given = case(5, 7, 300, torch.float32)
     seeds = torch.tensor([3, 3, 3, 4, 4, 4, 3])
     positions = torch.tensor([6, 6, 7, 7, -1, 7, 6], dtype=torch.int32)
@@ -208,7 +208,7 @@ def test_bad_arguments_are_named(backend: str, change: dict[str, Any], message: 
         expand(**given)
 
 
-def test_the_kernel_serves_by_itself() -> None:
+def test_the_kernel_serves_by_default() -> None:
     if extension.unavailable_reason() is None:
         given = case(0, 5, 7, torch.float32)
         assert OPS["tree_expand"].choose_backend(given.pop("logits"), **given, width=2, keep=2) == "cpu"

@@ -31,7 +31,7 @@ def dist(logits: torch.Tensor, top_k: int = 0) -> tuple[torch.Tensor, ...]:
 
 
 def by_hand(table: torch.Tensor, root: int, limit: int, depth: int, width: int) -> tuple[list[int], list[int], int]:
-    """Tokens, parents and passes of a tree: the distribution after a node is that of its token."""
+    """Returns tokens, parents and passes of a tree; the distribution after a node depends on its token alone."""
     found: list[tuple[float, int, int]] = []  # score, token, parent's number in here, -1: root
     front, passes = [(0.0, root, -1)], 0
     for _ in range(depth):
@@ -115,7 +115,7 @@ def test_backends_agree_on_ties_broken_distributions_and_every_dtype(seed: int, 
 
 
 @every_backend
-def test_results_go_where_the_caller_says(backend: str) -> None:
+def test_results_are_written_to_the_caller_s_memory(backend: str) -> None:
     logits, offsets = torch.randn(2, 50), torch.tensor([0, 1, 2], dtype=torch.int32)
     growth = Growth.room(torch.tensor([4, 3], dtype=torch.int32), 4, 1)
     growth.tokens[:, 0] = 7
@@ -169,21 +169,21 @@ def test_bad_arguments_are_named(backend: str, change: dict[str, Any], message: 
 
 @every_backend
 def test_a_table_that_earlier_levels_did_not_write(backend: str) -> None:
-    """Levels of another width leave more nodes than there is room for; nothing is written beyond it."""
+    """Levels of another width leave more nodes than the table can hold; nothing is written beyond its end."""
     logits = torch.arange(64.0)[None] / 64
     growth = Growth.room(torch.tensor([8], dtype=torch.int32), 8, 3)
     growth.tokens[:, 0] = 1
     with use_backend(backend):
         tree_grow(logits, *dist(logits), torch.tensor([0, 1], dtype=torch.int32), growth, level=0, width=8)
         two = torch.full((2, 64), -50.0)
-        two[:, 0] = 50.0  # a child as good as its parent goes on
+        two[:, 0] = 50.0  # a child with its parent's score continues
         with pytest.raises(ValueError, match="give levels in order, from 0 on, with one width"):
             tree_grow(two, *dist(two), torch.tensor([0, 2], dtype=torch.int32), growth, level=1, width=2)
 
 
 @every_backend
-def test_a_level_that_comes_again_is_refused(backend: str) -> None:
-    """What later levels have entered is not written behind the room of an earlier one."""
+def test_a_repeated_level_is_refused(backend: str) -> None:
+    """Entries of later levels are not written beyond the space of an earlier one."""
     source = torch.Generator().manual_seed(0)
     growth = Growth.room(torch.tensor([32], dtype=torch.int32), 32, 4)
     growth.tokens[:, 0] = 1

@@ -116,6 +116,6 @@ def test_backends_agree_on_ragged_trees_of_any_distributions(case: dict[str, Any
         ({"max_depth": 1}, "max_depth"),
     ],
 )
-def test_arguments_that_make_no_sense(backend: str, options: dict[str, float], words: str) -> None:
+def test_invalid_arguments(backend: str, options: dict[str, float], words: str) -> None:
     with use_backend(backend), pytest.raises(ValueError, match=words):
         call([-1, 0, 1], [0, 0, 0], dist(torch.zeros(3, 2)), **options)

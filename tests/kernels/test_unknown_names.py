@@ -1,4 +1,4 @@
-"""Messages about unknown names: the names that exist, the one that was meant, the one that is new."""
+"""Messages about unknown names: existing names, the closest one, and the new name of a former one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every configuration of tree attention that a call may run with, in the kernels that need most registers: none spills.
+"""Every configuration of tree attention, in the kernels that need most registers: none spills.
 
-Part of `make kernels-full`. Ceilings hold a choice of them to what they cost (`test_machine_code.py`).
+Part of `make kernels-full`. Ceilings limit the costs of some of them (`test_machine_code.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMATS = {"fp32": ("fp32", "", 4), "bf16": ("bf16", "", 2), "bf16 over fp8": ("
 
 
 def demanding() -> dict[str, Variant]:
-    """By name: a prefill in one piece and a fixed grid, with all options, of every width and number of rows."""
+    """Returns by name: a prefill in one piece and a fixed grid, with all options, of every width and number of rows."""
     found: dict[str, Variant] = {}
     for name, width, rows in product(FORMATS, (64, 96, 128, 256), (16, 32, 64, 128)):
         dtype, kv, size = FORMATS[name]
@@ -47,7 +47,7 @@ def test_nothing_spills_on_hopper(name: str) -> None:
 
 
 def test_float32_heads_over_128_take_plain_products() -> None:
-    """Three TF32 products for one would spill there; below they are what is taken."""
+    """Three TF32 products for one would spill there; narrower heads use them."""
     wide, usual = (
         measure(variants._attend("", "fp32", config.choose_config(32, width, 4), (), HEAD_DIM=width), "sm_90")
         for width in (256, 64)

@@ -1,4 +1,4 @@
-"""Globals of Triton kernels: Triton compares them at each launch, and one that differs from itself stops the first.
+"""Globals of Triton kernels: Triton compares them at each launch, and a value that differs from itself (NaN) raises.
 
 Compilation ahead of time and the interpreter do not compare them.
 """
@@ -47,7 +47,7 @@ def kernels() -> Iterator[tuple[str, Any]]:
 
 
 def unequal(kernel: Any) -> list[str]:
-    """Names of globals, those of called functions included, that Triton would say have changed."""
+    """Returns the names of globals, called functions included, that Triton would report as changed."""
     assert kernel.cache_key  # collects them
     used = kernel.used_global_vals.items()
     return [name for (name, _), (value, where) in used if where[name] != value]

@@ -1,4 +1,4 @@
-"""Tree attention on GPUs with less shared memory than the large ones: what they run fits there, and less is refused."""
+"""Tree attention on GPUs with less shared memory: its kernels fit, and GPUs with too little are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVERYDAY = [(variant, each) for variant, each in ALL if variant.name.endswith("f
 
 
 def call(rows: int, width: int = 128) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(query, key_cache, page_table) of one request with so many query rows per key/value head."""
+    """Returns query, key_cache and page_table of one request with this many query rows per key/value head."""
     query = torch.zeros(rows // 4, 32, width, dtype=torch.bfloat16)
     return query, torch.zeros(64, 16, 8, width, dtype=torch.bfloat16), torch.zeros(1, 64, dtype=torch.int32)
 
@@ -36,7 +36,7 @@ def call(rows: int, width: int = 128) -> tuple[torch.Tensor, torch.Tensor, torch
     ALL if os.environ.get("SPECDEC_KERNELS_FULL") == "1" else EVERYDAY,
     ids=lambda x: getattr(x, "name", x),
 )
-def test_what_smaller_gpus_run_fits_in_their_shared_memory(variant: Variant, architecture: str) -> None:
+def test_kernels_of_smaller_gpus_fit_in_their_shared_memory(variant: Variant, architecture: str) -> None:
     cost = measure(variant, architecture)
     assert cost.shared <= config.SMALL_SHARED_MEMORY
     assert cost.mma, "products on matrix instructions"

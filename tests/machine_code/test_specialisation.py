@@ -1,6 +1,6 @@
-"""What is compiled does not depend on numbers that vary while serving: rows, nodes, lengths, and where tensors begin.
+"""Compilation does not depend on numbers that vary while serving: rows, nodes, lengths, addresses of tensors.
 
-Launches bind and specialise their arguments as on a GPU; nothing is compiled and nothing runs. Every new combination of
+Launches bind and specialise their arguments as on a GPU, but compile and run nothing. Every new combination of
 types, alignments and constants counts as one compilation, which costs seconds on a GPU.
 """
 
@@ -49,7 +49,7 @@ SERVED = [
 
 
 class Driver:
-    """What Triton asks a driver for before it launches."""
+    """The functions of a driver that Triton calls before a launch."""
 
     def get_current_target(self) -> Any:
         return import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
@@ -91,7 +91,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiled]:
     monkeypatch.setattr(JITFunction, "run", bind)
     monkeypatch.setattr(JITFunction, "_do_compile", compile_nothing)
     monkeypatch.setattr(argument_checks, "can_read_values", lambda tensor: False)
-    for name in ("empty", "empty_like"):  # what no kernel writes is indexed with
+    for name in ("empty", "empty_like"):  # unwritten results are used as indices
         monkeypatch.setattr(torch, name, getattr(torch, name.replace("empty", "zeros")))
     monkeypatch.setattr(driver, "_active", Driver())
     yield found
@@ -105,7 +105,7 @@ def launch_of(op: str) -> Callable[..., Any]:
 
 
 def shifted(call: Call) -> Call:
-    """The call with integers and statistics of rows that begin where no 16 bytes do, as parts of larger tensors."""
+    """Returns the call with integers and statistics at unaligned addresses, as parts of larger tensors."""
 
     def move(tensor: Tensor) -> Tensor:
         if tensor.dtype == torch.bfloat16 or not tensor.is_contiguous():
@@ -123,7 +123,7 @@ def run(op: str, case: str, sizes: Sizes) -> None:
 
 
 @pytest.mark.parametrize(("op", "case"), CALLS)
-def test_serving_compiles_nothing_that_few_sizes_did_not(op: str, case: str, compiled: Compiled) -> None:
+def test_serving_compiles_nothing_after_a_few_sizes(op: str, case: str, compiled: Compiled) -> None:
     for sizes in WARM:
         run(op, case, sizes)
     assert compiled
@@ -132,7 +132,7 @@ def test_serving_compiles_nothing_that_few_sizes_did_not(op: str, case: str, com
 
 
 def attend(sizes: Sizes, planned: bool) -> None:
-    """Attention over trees, with a plan as targets on a GPU make it."""
+    """Runs attention over trees, with the plan of a target on a GPU."""
     from specdec_kernels.ops.tree_attention.launch import plan_numbers, tree_attention
     from specdec_kernels.ops.tree_attention.stream_k import attention_plan
 
@@ -145,7 +145,7 @@ def attend(sizes: Sizes, planned: bool) -> None:
 
 
 def test_attention_is_compiled_for_the_number_of_query_rows_of_a_block(compiled: Compiled) -> None:
-    """Four of them: the blocks of 16, 32, 64 and 128 query rows, whatever the chunk of a prompt and the rows are."""
+    """Four kernels: blocks of 16, 32, 64 and 128 query rows, for any prompt chunk and number of rows."""
     few = [replace(BASE, nodes=nodes) for nodes in (1, 8, 16, 32)]
     for sizes in few:
         attend(sizes, True)

@@ -1,3 +1,1 @@
-"""Independent answers for the tests: slow and simple, written from the definitions and not from the engine's
-code.
-"""
+"""Oracles: independent expected results, slow and simple, written from the definitions, not from the engine's code."""

@@ -1,4 +1,4 @@
-"""Requests that arrive at random times, and what an engine makes of them."""
+"""Requests that arrive at random times, and their texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DISTS: list[dict[str, Any]] = [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}]
 
 
 def requests(count: int, temperatures: tuple[float, ...], vocab: int = 9) -> list[tuple[list[int], SamplingParams]]:
-    """Prompts of 1 to 11 tokens and what is asked for them; the seed is the request's number."""
+    """Returns prompts of 1 to 11 tokens with parameters; the seed is the request's number."""
     source, made = random.Random(3), []
     for seed in range(count):
         prompt = [source.randrange(vocab) for _ in range(source.randrange(1, 12))]
@@ -23,7 +23,7 @@ def requests(count: int, temperatures: tuple[float, ...], vocab: int = 9) -> lis
 
 
 def texts(engine: Engine, wanted: list[tuple[list[int], SamplingParams]], source: random.Random) -> list[Any]:
-    """Requests arrive at random times, with budgets of their own; (tokens, why they ended) of each."""
+    """Runs requests that arrive at random times, with their own budgets. Returns tokens and finish reason of each."""
     waiting, handles = list(enumerate(wanted)), {}
     source.shuffle(waiting)
     while waiting or not engine.idle:

@@ -1,10 +1,7 @@
-"""A finite automaton as a language model: a `Target` whose logits depend on the whole prefix, at the price of
-a look-up.
+"""A finite automaton as a language model: a `Target` whose logits depend on the whole prefix, at the cost of a look-up.
 
-The state after a token is a function of that token and of the state before it, and the state before it is
-read from
-the paged cache. So whatever goes wrong with staging, committing, rolling back or page tables changes the
-text.
+The state after a token is a function of that token and of the state before it, which is read from the paged cache.
+So any error in staging, commits, rollbacks or page tables changes the text.
 """
 
 from __future__ import annotations
@@ -30,13 +27,13 @@ def random_logits(states: int, vocab: int, seed: int = 0, std: float = 1.5) -> T
 
 
 def mixing(states: int, vocab: int) -> Tensor:
-    """Transitions int64 [states, vocab] in which every earlier token matters."""
+    """Returns transitions int64 [states, vocab] that depend on every earlier token."""
     return (torch.arange(states)[:, None] * 5 + torch.arange(vocab)[None, :] * 3 + 1) % states
 
 
 class AutomatonTarget:
-    """logits [S, V]: row s follows state s; transitions int64 [S, V]: the state after a token, from the state
-    before it.
+    """A target over an automaton. logits [S, V]: row s follows state s; transitions int64 [S, V]: the state after a
+    token, from the state before it.
 
     The text starts in state 0. `before_pass`, when set, is called before every forward pass (to raise, to
     count).
@@ -68,18 +65,18 @@ class AutomatonTarget:
             dtype=torch.float32,
         )
         self.before_pass: Callable[[], None] | None = None
-        self.num_layers = 4  # as far as skipping them goes
+        self.num_layers = 4  # only for `skip_layers`
         self.passes = 0
 
     def state_after(self, tokens: Sequence[int]) -> int:
-        """The state after a text, without any cache."""
+        """Returns the state after a text, without a cache."""
         state = 0
         for token in tokens:
             state = int(self.transitions[state, token])
         return state
 
     def logits_after(self, tokens: Sequence[int]) -> np.ndarray:
-        """Logits [V] after a text, without any cache."""
+        """Returns logits [V] after a text, without a cache."""
         return self.table[self.state_after(tokens)].double().numpy()
 
     def extend(
@@ -116,7 +113,7 @@ class AutomatonTarget:
 
     @contextmanager
     def skip_layers(self, skip: Sized) -> Iterator[None]:
-        """While entered, the logits are off by as much as there is in `skip`, and what is stored is wrong."""
+        """Inside the block, logits are wrong by an amount that grows with `skip`, and stored states are wrong."""
         table, transitions = self.table, self.transitions
         if len(skip):
             self.table = table + 0.2 * len(skip) ** 0.5 * random_logits(*table.shape, seed=71)
@@ -162,7 +159,7 @@ class AutomatonTarget:
 
 
 def scripted(script: Sequence[int], vocab: int, **shape: int) -> AutomatonTarget:
-    """A target whose greedy token at absolute position i is script[i], whatever came before."""
+    """Returns a target whose greedy token at absolute position i is script[i], after any text."""
     states = len(script) + 1
     logits = torch.zeros(states, vocab)
     logits[0, 0] = 1.0

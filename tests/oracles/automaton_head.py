@@ -1,4 +1,4 @@
-"""A trained head for automata: it is handed the state before a token, one-hot, and answers with the state after it.
+"""A trained head for automata: it maps the one-hot state before a token to the state after it.
 
 Wrong features, a wrong shift between tokens and features or a wrong parent give wrong states, so wrong drafts.
 """
@@ -16,8 +16,8 @@ from specdec_kernels import tree_plan
 
 
 class AutomatonHead:
-    """The verbs of `PagedHead`. model: the automaton that it believes in, right where it is the target's; kept: the ids
-    of its vocabulary (None: all).
+    """A head with the interface of `PagedHead`. model: its automaton, exact if it is the target's; kept: the ids of its
+    vocabulary (None: all).
     """
 
     aux_hidden_states = ("final_norm",)

@@ -1,8 +1,8 @@
-"""Would a program survive capture as a CUDA graph? A guard for machines without one.
+"""A guard that checks on a CPU whether a program can be captured as a CUDA graph.
 
-While the guard is on, everything fails that waits for a device, takes numbers from the host or makes a shape depend on
-data. It also writes down which operators ran on what shapes, and at which addresses they met tensors from outside.
-`host_reads` counts what waits, and lets it happen.
+Under the guard, operations raise that wait for a device, copy numbers from the host or make a shape depend on data. It
+also records the operators with their shapes, and the addresses of tensors from outside. `host_reads` counts waits, and
+allows them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Guard(TorchDispatchMode):
         super().__init__()
         self.trace: list[tuple[str, tuple[Any, ...]]] = []
         self.outside: list[int] = []
-        self._made: dict[int, Tensor] = {}  # kept alive, so that no address is used twice
+        self._made: dict[int, Tensor] = {}  # kept alive, so that no address is reused
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -84,7 +84,7 @@ def capture_guard() -> Iterator[Guard]:
 
 
 class _Reads(TorchDispatchMode):
-    """seen: what took data to the host, or made a shape of it; what one deed does inside counts once."""
+    """seen: operations that read data to the host or made a shape depend on it; nested ones count once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class _Reads(TorchDispatchMode):
         return self._counted(getattr(Tensor, name), [name])
 
     def unwatched(self, deed: Any) -> Any:
-        """What takes nothing to the host, whatever it does inside."""
+        """Wraps a function that does not read to the host, for any inner calls."""
         return self._counted(deed, [])
 
     def _counted(self, deed: Any, as_reads: list[str]) -> Any:
@@ -122,7 +122,7 @@ class _Reads(TorchDispatchMode):
 
 @contextmanager
 def host_reads() -> Iterator[list[str]]:
-    """What waits for a device while this is entered, in order."""
+    """Yields the operations inside the block that wait for a device, in order."""
     reads = _Reads()
     with ExitStack() as stack:
         for name in ON_HOST:
@@ -133,7 +133,7 @@ def host_reads() -> Iterator[list[str]]:
 
 
 def guard_programs(monkeypatch: pytest.MonkeyPatch) -> dict[Callable[[], None], list[Guard]]:
-    """From now on every run of a captured program is guarded; what the guards saw, by program."""
+    """Guards every later run of a captured program. Returns the guards by program."""
     runs: dict[Callable[[], None], list[Guard]] = {}
 
     def guarded(program: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
@@ -149,8 +149,9 @@ def guard_programs(monkeypatch: pytest.MonkeyPatch) -> dict[Callable[[], None], 
 
 
 def check_repeats(runs: dict[Callable[[], None], list[Guard]]) -> set[str]:
-    """Every run of a program met the same operators on the same shapes, and tensors from outside at the same addresses.
-    The names of all operators.
+    """Checks that every run of a program has the same operators, shapes and addresses of tensors from outside.
+
+    Returns the names of all operators.
     """
     assert max(map(len, runs.values())) > 2
     for guards in runs.values():

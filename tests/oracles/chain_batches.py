@@ -1,4 +1,4 @@
-"""All drafted chains of a small rational model as one batch for a rule."""
+"""All draft chains of a small rational model as one batch for a rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_fast.core.draft import Draft
 def batch(
     found: list[tuple[Fraction, Text]], context: Text, p: After, q: After | None, dtype: torch.dtype
 ) -> tuple[Draft, TokenDistributions]:
-    """All drafted chains of one context as one batch, and the target's distributions at every node."""
+    """Returns all draft chains of one context as one batch, and the target's distributions at every node."""
     drafted = [chain for _, chain in found]
     count = len(drafted[0])
     rows = [[p((*context, *chain[:depth])) for depth in range(count + 1)] for chain in drafted]

@@ -1,4 +1,4 @@
-"""Ragged batches of drafted chains for rejection_verify, and how thresholds are compared."""
+"""Ragged batches of draft chains for rejection_verify, and comparisons of thresholds."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def dist(logits: Tensor, t: float = 1.0) -> tuple[Tensor, ...]:
 
 @st.composite
 def verifications(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, Any]:
-    """Ragged rows, chosen and drawn nodes, some of which their distributions do not have, four dtypes for each side,
-    smaller and permuted draft vocabularies.
+    """Draws ragged rows, deterministic and sampled nodes (some excluded by their distributions), four dtypes for each
+    side, smaller and permuted draft vocabularies.
     """
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     counts = draw(st.lists(st.sampled_from([0, 1, 2, 4, 6]), max_size=4))
@@ -66,19 +66,19 @@ def verifications(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> di
     sampling, *target, mass = sampled(nodes, vocab)
     _, *draft, _ = sampled(dists, width)
     dist_index = torch.randint(0, dists, (nodes,), generator=g, dtype=torch.int32)
-    drawn = torch.randint(0, 2, (nodes,), generator=g, dtype=torch.int8)
+    kinds = torch.randint(0, 2, (nodes,), generator=g, dtype=torch.int8)
     zero = torch.zeros(dists, dtype=torch.int32)
     drafted = draft_sample(*draft, torch.arange(dists), zero, zero)
     drafted = drafted if token_ids is None else token_ids[drafted]
-    free = (drawn == 0) | (torch.rand(nodes, generator=g) < 0.1)
+    free = (kinds == 0) | (torch.rand(nodes, generator=g) < 0.1)
     tokens = torch.where(free, torch.randint(0, vocab, (nodes,), generator=g), drafted[dist_index.long()])
     if draw(st.sampled_from([False, False, True])):
-        draft, token_ids, drawn = None, None, drawn * 0
+        draft, token_ids, kinds = None, None, kinds * 0
     return {
         "tokens": tokens,
         "offsets": int32(offsets),
-        "proposal_kinds": drawn,
-        "dist_index": torch.where(drawn == 1, dist_index, -1).int(),
+        "proposal_kinds": kinds,
+        "dist_index": torch.where(kinds == 1, dist_index, -1).int(),
         "target": target,
         "draft": draft,
         "token_ids": token_ids,
@@ -98,14 +98,14 @@ def verifications(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> di
 
 
 def fixed(case: dict[str, Any]) -> dict[str, Any]:
-    """The part of a case that the thresholds take."""
+    """Returns the arguments of the thresholds."""
     return {
         name: case[name] for name in case if name not in ("seeds", "root_positions", "uniforms", "gumbel_noise", "mass")
     }
 
 
 def compare_thresholds(case: dict[str, Any], got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> None:
-    """Equal up to a few roundings; one float32 side rounds as float32."""
+    """Checks equality up to a few roundings; one float32 side rounds as float32."""
     (accept, residual), (true_accept, true_residual) = got, want
     dists = [part for part in (case["target"], case["draft"]) if part is not None]
     half = max(torch.finfo(part[1].dtype).eps for part in dists)
@@ -118,15 +118,15 @@ def compare_thresholds(case: dict[str, Any], got: tuple[Tensor, Tensor], want: t
 
 
 def check_logits(case: dict[str, Any], sampling: tuple[Tensor, ...], backends: Sequence[str]) -> None:
-    """rejection_verify_logits answers as rejection_verify does on the distributions of distribution_stats, which it
-    gives where a path ends by a refusal, and may give where nothing was refused.
+    """Checks that rejection_verify_logits equals rejection_verify on the distributions of distribution_stats. It
+    returns them where a path ends by a rejection, and may return them if no token was rejected.
     """
     case = {name: case[name] for name in case if name not in ("uniforms", "gumbel_noise", "mass", "target")} | {
         "max_depth": 6,
         "logits": case["target"][0],
         "sampling": sampling,
     }
-    answers: list[tuple[Tensor, ...]] = []
+    results: list[tuple[Tensor, ...]] = []
     for backend in backends:
         with use_backend(backend):
             stats = distribution_stats(case["logits"], *sampling, masses=True)
@@ -143,8 +143,8 @@ def check_logits(case: dict[str, Any], sampling: tuple[Tensor, ...], backends: S
         if case["rule"] == "rejection":
             assert set(known.tolist()) <= set(ends[ends >= 0].tolist()), "distributions of other rows"
         shared = refused if case["rule"] == "rejection" else known
-        answers.append((path, accepted, token, *(part[shared].nan_to_num(nan=7.0) for part in found)))
-    for other in answers[1:]:
-        for a, b in zip(answers[0], other, strict=True):
+        results.append((path, accepted, token, *(part[shared].nan_to_num(nan=7.0) for part in found)))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
             assert a.dtype == b.dtype
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

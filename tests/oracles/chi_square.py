@@ -8,9 +8,9 @@ from scipy import stats
 
 
 def p_value(counts: Mapping[tuple[int, ...], int], exact: Mapping[tuple[int, ...], float]) -> float:
-    """Chance of counts at least this far from `exact`; cells that expect fewer than five are pooled.
+    """Returns the probability of counts at least this far from `exact`; cells that expect fewer than five are pooled.
 
-    0 when something was seen that has probability zero.
+    0 if an outcome of probability zero occurred.
     """
     total = sum(counts.values())
     if any(exact.get(cell, 0.0) == 0.0 for cell, seen in counts.items() if seen):

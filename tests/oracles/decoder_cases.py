@@ -1,4 +1,6 @@
-"""Small decoders and packed trees for `fused_forward`: ragged rows, pages in any order, leftover widths."""
+"""Small decoders and packed trees for `fused_forward`: ragged rows, pages in any order, widths that are no multiples of
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from specdec_kernels.ops.fused_forward.decoder_table import MATRICES
 
 @dataclass
 class Pass:
-    """Arguments of one call, floats in float64. by_input: where the head lies; all other matrices of a layer do.
+    """Arguments of one call, floats in float64. by_input: whether the head is stored by input; all other matrices are.
 
     nodes: tokens, positions, wanted or None, slots, page_table, lengths, offsets, ancestors, depth.
     """
@@ -24,7 +26,7 @@ class Pass:
     nodes: tuple[Tensor, ...]
 
     def table(self, dtype: torch.dtype) -> DecoderTable:
-        """A decoder of its own, caches included."""
+        """Returns a new decoder with caches."""
         own = {name: [self._stored(each.to(dtype), name) for each in parts] for name, parts in self.weights.items()}
         layers = [DecoderLayer(*parts) for parts in zip(*(own[name] for name in _LAYER))]
         ends = own["embedding"][0], layers, own["last_norm"][0], own["head"][0], own["rotary"][0]
@@ -43,7 +45,7 @@ def made(
     lengths: list[int], counts: list[int], tail: int = 0, causal: bool = False, wanted: str = "all",
     by_input: bool = False,
 ) -> Pass:  # fmt: skip
-    """Trees of `counts` nodes behind `lengths` committed tokens; tail: nodes behind all rows, without slots."""
+    """Returns trees of `counts` nodes after `lengths` committed tokens; tail: nodes after all rows, without slots."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
@@ -83,17 +85,17 @@ def made(
         "keys": [normal(pages, page, kv_heads, width) for _ in range(layers)],
         "values": [normal(pages, page, kv_heads, width) for _ in range(layers)],
     }
-    chosen = {"all": None, "last": offsets[1:].long() - 1, "some": whole(0, max(total, 1), 3), "none": whole(0, 1, 0)}[
+    nodes = {"all": None, "last": offsets[1:].long() - 1, "some": whole(0, max(total, 1), 3), "none": whole(0, 1, 0)}[
         wanted
     ]
     trees = (None, None) if causal else (plan.ancestors, plan.depth)
     where = torch.cat([slots, torch.full((tail,), -1)]), table, torch.tensor(lengths, dtype=torch.int32), offsets
-    return Pass(weights, by_input, (whole(0, vocab, total), positions, chosen, *where, *trees))
+    return Pass(weights, by_input, (whole(0, vocab, total), positions, nodes, *where, *trees))
 
 
 @st.composite
 def passes(draw: st.DrawFn) -> Pass:
-    """All shapes at which something else happens: leftover lanes, grouped heads, rows without nodes, long rows."""
+    """Draws shapes for all code paths: leftover lanes, grouped heads, rows without nodes, long rows."""
     rows = draw(st.integers(1, 4))
     kv_heads = draw(st.integers(1, 2))
     counts = [draw(st.sampled_from([0, 1, 1, 3, 8])) for _ in range(rows)]

@@ -1,4 +1,4 @@
-"""Batches of logits with every parameter mixed per row, for distribution_stats, and how its answers are compared."""
+"""Batches of logits with mixed parameters per row for distribution_stats, and comparisons of its results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parameters(rows: int, t: float = 1.0, k: int = 0, p: float = 1.0, m: float =
 
 @st.composite
 def batches(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> tuple[Tensor, ...]:
-    """Ragged vocabularies, ties, forbidden tokens, NaN rows, padding, and every parameter mixed per row."""
+    """Draws vocabularies of any size, ties, forbidden tokens, NaN rows, padding, and mixed parameters per row."""
     rows = draw(st.integers(0, 5))
     vocab = draw(st.sampled_from([1, 2, 3, 5, 16, 17, 33, 100, 1000, 1025, 2051, 3001]))
     dtype = draw(st.sampled_from(dtypes))

@@ -1,4 +1,4 @@
-"""Attention of packed trees operation by operation in any dtype: in float64 what is right, in others a measure."""
+"""Attention of packed trees by single operations in any dtype: exact in float64, and a measure of errors in others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from oracles.packed_trees import Batch, Shape, shapes
 
 @st.composite
 def measured_shapes(draw: st.DrawFn) -> Shape:
-    """Ragged batches with at least one node, pages of 1 to 32 slots, short rows and prefills, some with a long past."""
+    """Draws ragged batches with at least one node, pages of 1 to 32 slots, short rows and prefills, some after long
+    texts.
+    """
     shape = draw(shapes(most_nodes=70))
     lengths = [draw(st.sampled_from([length, length, 500 + length])) for length in shape.lengths]
     counts = shape.counts if sum(shape.counts) else [2, *shape.counts[1:]]
@@ -25,7 +27,7 @@ def measured_shapes(draw: st.DrawFn) -> Shape:
 
 
 def visible(length: int, parents: list[int], causal: bool, window: int) -> Tensor:
-    """Boolean [nodes, length + nodes]: what each node of a row sees, from the parents of the row's nodes."""
+    """Returns the keys that each node of a row attends to, bool [nodes, length + nodes], from the nodes' parents."""
     count = len(parents)
     seen, depth = torch.zeros(count, count, dtype=torch.bool), list(range(count))
     for node, parent in enumerate(parents):
@@ -41,7 +43,7 @@ def visible(length: int, parents: list[int], causal: bool, window: int) -> Tenso
 
 
 def rows_of(case: Batch, dtype: torch.dtype) -> Iterator[tuple[slice, int, Tensor, Tensor]]:
-    """(nodes, length, keys [H, L, D], values [H, L, D]) of every row with nodes, gathered slot by slot."""
+    """Yields (nodes, length, keys [H, L, D], values [H, L, D]) of every row with nodes, gathered slot by slot."""
     group, size, start = case.shape.heads // case.shape.kv_heads, case.shape.page_size, 0
     for row, (length, count) in enumerate(zip(case.shape.lengths, case.shape.counts, strict=True)):
         at = torch.arange(length + count)
@@ -66,7 +68,7 @@ def eager_attention(
     sinks: Tensor | None = None,
     fused: bool = False,
 ) -> Tensor:
-    """[M, H, D] of dtype. fused: torch's scaled_dot_product_attention, which knows neither softcap nor sinks."""
+    """Returns [M, H, D] in dtype. fused: by torch's scaled_dot_product_attention, which has no softcap and no sinks."""
     found = torch.zeros(case.query.shape, dtype=dtype)
     for nodes, row, key, value in rows_of(case, dtype):
         query = case.query[nodes].to(dtype).transpose(0, 1)
@@ -87,13 +89,13 @@ def eager_attention(
 
 
 def size(error: Tensor) -> tuple[float, float]:
-    """(root mean square, largest) of the errors of an answer."""
+    """Returns (root mean square, largest) of the errors of an output."""
     return float(error.square().mean().sqrt()), float(error.abs().max())
 
 
-def errors(case: Batch, answers: dict[str, Tensor], **given: Any) -> dict[str, tuple[float, float]]:
-    """Errors (root mean square, largest) of each answer against float64, and of torch's attention in the same dtype."""
+def errors(case: Batch, outputs: dict[str, Tensor], **given: Any) -> dict[str, tuple[float, float]]:
+    """Returns the errors of each output against float64, and of torch's attention in the same dtype."""
     exact = eager_attention(case, torch.float64, **given)
     fused = not given.get("softcap") and given.get("sinks") is None
     measure = eager_attention(case, case.shape.dtype, **given, fused=fused)
-    return {name: size(answer.double() - exact) for name, answer in {**answers, "torch": measure}.items()}
+    return {name: size(output.double() - exact) for name, output in {**outputs, "torch": measure}.items()}

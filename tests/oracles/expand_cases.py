@@ -1,4 +1,4 @@
-"""Ragged trees to grow from for `tree_expand`, and how the answers of two backends are compared."""
+"""Ragged trees as inputs of `tree_expand`, and comparisons of two backends' results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from specdec_kernels import distribution_stats
 
 @st.composite
 def expansions(draw: st.DrawFn) -> dict[str, Any]:
-    """Nodes with any distributions (ties, NaN, -inf, greedy), trees without nodes, dead parents, widths above what
-    is kept.
+    """Draws nodes with any distributions (ties, NaN, -inf, greedy), trees without nodes, dead parents, widths above the
+    number that is kept.
     """
     level, *parameters = draw(batches())
     nodes, vocab = level.shape
@@ -44,8 +44,8 @@ def expansions(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def compare(got: Sequence[Tensor], want: Sequence[Tensor], case: dict[str, Any]) -> None:
-    """The same children; scores to the rounding of values and normalisers; the best children of a tree in the order of
-    the answer's own scores.
+    """Checks equal children, scores up to rounding of values and normalisers, and the best children of a tree in the
+    order of the result's own scores.
     """
     assert [part.dtype for part in got] == [part.dtype for part in want]
     assert torch.equal(got[0], want[0])

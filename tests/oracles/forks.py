@@ -1,4 +1,4 @@
-"""Forks of a process of tests, which need not import anything."""
+"""Forks of the test process, which need no imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _backward() -> None:
 
 
 def can_train() -> bool:
-    """Whether autograd works in a fork of this process: once it made threads for a device, it does not."""
+    """Whether autograd works in a fork of this process. It does not after autograd made threads for a device."""
     child = multiprocessing.get_context("fork").Process(target=_backward)
     child.start()
     child.join()

@@ -1,4 +1,4 @@
-"""Random trees grown by tree_grow: what it returns on each level, as lists, and the inputs of a case."""
+"""Random trees grown by tree_grow: its results on each level as lists, and inputs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from specdec_kernels import Growth, distribution_stats, tree_grow
 def grown(
     seed: int, dtype: torch.dtype = torch.float32, odd: bool = False, scores: list[Tensor] | None = None
 ) -> list[Any]:
-    """Every level's packed trees, counts and plan, for ragged trees whose limits differ, some of them nothing.
+    """Returns every level's packed trees, counts and plan, for ragged trees with different limits, some of them 0.
 
-    odd: logits with ties, tokens that are forbidden and distributions that are broken, too. scores: gets those of
-    each level.
+    odd: logits also have ties, forbidden tokens and broken distributions. scores: receives the scores of each level.
     """
     pick, source = random.Random(seed), torch.Generator().manual_seed(seed)
     trees, depth, width, vocab = pick.randint(1, 4), pick.randint(1, 4), pick.choice([1, 2, 4, 8]), pick.choice([3, 40])
@@ -54,7 +53,7 @@ def grown(
 
 
 def strange(logits: Tensor, pick: random.Random, source: torch.Generator) -> Tensor:
-    """The logits with ties, forbidden tokens, and now and then a row of NaN or of nothing but -inf."""
+    """Returns the logits with ties, forbidden tokens, and some rows of NaN or only -inf."""
     logits = (logits * 2).round() / 2 if pick.random() < 0.5 else logits.clone()
     logits[torch.rand(logits.shape, generator=source) < pick.choice([0.0, 0.3, 0.9])] = -torch.inf
     for row in range(len(logits)):

@@ -1,4 +1,4 @@
-"""Drafters over an automaton, without an engine: rows join and steps go as an engine lets them."""
+"""Drafters over an automaton without an engine: rows join and steps run as in an engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def automaton(seed: int = 4, vocab: int = 8, **shape: Any) -> AutomatonTarget:
 
 @torch.inference_mode()
 def begin(made: Any, target: AutomatonTarget, state: DecodeState, rows: Sequence[int]) -> None:
-    """Rows join, with the hidden states that the drafter asks for of all their tokens but the roots."""
+    """Adds rows, with the hidden states that the drafter needs of all tokens but the roots."""
     texts = [state.tokens(row)[:-1] for row in rows]
     states = [target.state_after(text[: at + 1]) for text in texts for at in range(len(text))]
     aux_hidden_states = target._aux_hidden_states(
@@ -32,7 +32,7 @@ def begin(made: Any, target: AutomatonTarget, state: DecodeState, rows: Sequence
 
 @torch.inference_mode()
 def proposed(made: Any, target: AutomatonTarget, texts: Sequence[Sequence[int]], nodes: int, **params: Any) -> Draft:
-    """What a drafter proposes for rows that begin with these texts."""
+    """Returns a drafter's proposals for rows that begin with these texts."""
     state = DecodeState(8, 64)
     rows = [state.join(list(text), SamplingParams(seed=at, **params), len(text), ()) for at, text in enumerate(texts)]
     begin(made, target, state, rows)
@@ -42,7 +42,7 @@ def proposed(made: Any, target: AutomatonTarget, texts: Sequence[Sequence[int]],
 
 @torch.inference_mode()
 def commit(made: Any, target: AutomatonTarget, state: DecodeState, draft: Draft, source: random.Random) -> None:
-    """Rows keep any path of their trees and a token behind it; the drafter hears what the target says of each node."""
+    """Commits any path of each tree and a token after it; the drafter observes the target's results for each node."""
     tokens, parents, offsets = draft.tokens.tolist(), draft.parents.tolist(), draft.offsets.tolist()
     score_only = [False] * len(tokens) if draft.score_only is None else draft.score_only.tolist()
     rows = draft.rows.tolist()

@@ -39,7 +39,7 @@ def _random(seed: int) -> Any:
 
 
 def layer(prefix: str, wide: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """One Llama layer; wide: how many times the hidden size its attention reads."""
+    """Returns the tensors of one Llama layer; wide: multiple of the hidden size that its attention reads."""
     matrix, norm = _random(seed)
     return {
         f"{prefix}self_attn.q_proj.weight": matrix(HEADS * DIM, wide * HIDDEN),
@@ -54,14 +54,14 @@ def layer(prefix: str, wide: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def eagle_tensors(seed: int = 0, bias: bool = True) -> dict[str, torch.Tensor]:
-    """The keys of yuhuili/EAGLE-*: an embedding, fc and one layer without its first norm."""
+    """Returns the keys of yuhuili/EAGLE-*: an embedding, fc and one layer without its first norm."""
     matrix, _ = _random(seed + 1)
     fc = {"fc.weight": matrix(HIDDEN, 2 * HIDDEN)} | ({"fc.bias": matrix(1, HIDDEN)[0]} if bias else {})
     return {"embed_tokens.weight": matrix(VOCAB, HIDDEN), **fc, **layer("layers.0.", 1, seed)}
 
 
 def eagle3_tensors(seed: int = 0, prefix: str = "midlayer.", aux_hidden_states: int = 3) -> dict[str, torch.Tensor]:
-    """The keys of yuhuili/EAGLE3-*, with a vocabulary of `KEPT`."""
+    """Returns the keys of yuhuili/EAGLE3-*, with a vocabulary of `KEPT`."""
     matrix, norm = _random(seed + 1)
     ids = torch.tensor(KEPT)
     there = torch.zeros(VOCAB, dtype=torch.bool)
@@ -79,7 +79,7 @@ def eagle3_tensors(seed: int = 0, prefix: str = "midlayer.", aux_hidden_states: 
 
 
 def mtp_tensors(layout: str = "deepseek", num_layers: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A module of multi-token prediction for a Llama target of so many layers, by the keys of a producer."""
+    """Returns a module of multi-token prediction for a Llama target with this many layers, by a producer's keys."""
     matrix, norm = _random(seed + 1)
     own = {
         "deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
@@ -101,7 +101,7 @@ def mtp_tensors(layout: str = "deepseek", num_layers: int = 2, seed: int = 0) ->
 def write(
     folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], name: str = "model.safetensors"
 ) -> Path:
-    """A checkpoint folder; .bin files are pickled as torch does."""
+    """Writes a checkpoint folder; .bin files are pickled as in torch."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if name.endswith(".bin"):
@@ -112,7 +112,7 @@ def write(
 
 
 def options(name: str, folder: Path) -> dict[str, Any]:
-    """Options of a drafter by name that open a tiny head for any of the tiny models, written below `folder`."""
+    """Writes a tiny head for any of the tiny models below `folder`, and returns the options that open it."""
     if name == "eagle":
         config = {key: value for key, value in LAYER.items() if key != "head_dim"}
         return {"head": str(write(folder / name, config, eagle_tensors(), "pytorch_model.bin"))}

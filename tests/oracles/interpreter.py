@@ -1,20 +1,20 @@
-"""Triton's interpreter as a test bed: right in bfloat16, watchful about integers and memory, not slower than needed.
+"""Triton's interpreter as a test bed: correct in bfloat16, with checks of integers and memory, and faster.
 
-`install` changes the interpreter of this process. Four things it gets wrong or lets pass (triton 3.6 to 3.9):
+`install` changes the interpreter of this process. It mends four errors and omissions (triton 3.6 to 3.9):
 
-- bfloat16 numbers are kept as their 16 bits, and arithmetic is done on these as if they were integers. Here they are
+- bfloat16 numbers are stored as 16 bits, and arithmetic treats them as integers. Here they are
   widened to float32 before every operation and rounded to nearest even after it.
-- An int32 that overflows wraps in silence. Here it raises, as a kernel compiled with overflow checks would.
-- A comparison keeps the type of what it compared, so that one of scalars cannot be combined with one of blocks. Here
-  it is a bit.
-- Every call of a function inside a kernel searches the whole language for what to replace. Here that is done once per
-  launch.
+- An int32 overflow wraps without an error. Here it raises, as in a kernel compiled with overflow checks.
+- A comparison keeps the type of its operands, so one of scalars cannot be combined with one of blocks. Here its type
+  is a bit.
+- Every call of a function inside a kernel searches the whole language for functions to replace. Here that is done once
+  per launch.
 
-And most of its time goes into the types of blocks, which every operation makes anew with all checks of their shapes:
-here this is done once for each shape.
+Most of its time goes into the types of blocks, which every operation creates again with all checks of their shapes.
+Here this is done once for each shape.
 
-A read beyond the end of a tensor goes unnoticed; tensors made by `guarded` end at a page that nobody may touch, and
-inside of `watched` every address is compared with the tensors of its launch.
+It does not detect a read beyond the end of a tensor. Tensors made by `guarded` end at a protected page, and inside
+`watched` every address is compared with the tensors of its launch.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _installed = False
 
 
 def widened(bits: np.ndarray) -> np.ndarray:
-    """bfloat16 bits as float32."""
+    """Returns bfloat16 bits as float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """float32 as bfloat16 bits, to nearest, ties to even; NaN stays NaN."""
+    """Returns float32 as bfloat16 bits, rounded to nearest, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     half = np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))
     short = ((bits.astype(np.uint64) + half) >> 16).astype(np.uint16)
@@ -49,7 +49,9 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 
 def install() -> None:
-    """Makes the interpreter of this process fit for tests. Before the first launch; again does nothing."""
+    """Changes the interpreter of this process for tests. Call it before the first launch; repeated calls have no
+    effect.
+    """
     global _installed
     if _installed:
         return
@@ -167,7 +169,7 @@ def _search_once(interpreter: Any) -> None:
 
 
 def _make_types_once(interpreter: Any) -> None:
-    """Blocks of one shape share it, checked and wrapped as the interpreter does it for the first of them."""
+    """Makes blocks of one shape share a type, checked and wrapped by the interpreter for the first of them."""
     import triton.language as tl
     from triton.language.semantic import TritonSemantic
 
@@ -201,7 +203,7 @@ def _make_types_once(interpreter: Any) -> None:
         vars(self).update(rest, handle=handle, type=type, dtype=type.scalar)
 
     def to_ir(self: Any, builder: Any) -> Any:
-        """In the interpreter a type is lowered to an equal one."""
+        """Lowers a type to an equal one."""
         if self.__dict__.get("lowered") is None:
             self.lowered = lower(self, builder)
         return self.lowered
@@ -226,7 +228,7 @@ def _make_types_once(interpreter: Any) -> None:
 
 
 def _look_for_overflows_at_once() -> None:
-    """The interpreter's check of one sum takes six more operations. It is left to say what overflows where one does."""
+    """Checks overflows faster. The interpreter's own check takes six more operations, and runs only on an overflow."""
     from triton.language.semantic import TritonSemantic
 
     complain = TritonSemantic.binary_op_sanitize_overflow_impl
@@ -246,10 +248,10 @@ def _look_for_overflows_at_once() -> None:
 
 
 def guarded(values: Tensor, row_stride: int | None = None) -> Tensor:
-    """A copy of a CPU tensor whose last element is the last that may be touched: a read beyond it kills the process.
+    """Copies a CPU tensor into memory that ends with its last element: a read beyond it ends the process.
 
-    values: any dtype. row_stride: elements from row to row of a matrix, at least its width; what lies between rows is
-    filled with NaN (integers: the largest number), so that a kernel which uses it gives itself away.
+    values: any dtype. row_stride: elements from row to row of a matrix, at least its width. Elements between rows are
+    NaN (integers: the largest number), so that their use is detected.
     """
     if values.numel() == 0:
         return values.clone()
@@ -272,7 +274,7 @@ def guarded(values: Tensor, row_stride: int | None = None) -> Tensor:
 
 
 def _bytes_of(tensors: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """Begins and ends of the memory of tensors, in order and apart."""
+    """Returns begins and ends of the memory of tensors, in order and disjoint."""
     spans: list[list[int]] = []
     for begin, end in sorted(
         (each.data_ptr(), each.data_ptr() + each.element_size() * (1 + sum(
@@ -290,7 +292,7 @@ def _bytes_of(tensors: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
 
 @contextmanager
 def watched(*others: Tensor) -> Iterator[None]:
-    """Inside, a launch that touches memory of none of its tensors, nor of `others`, raises before it does."""
+    """Inside the block, a launch raises before it touches memory of neither its tensors nor `others`."""
     import triton.runtime.interpreter as interpreter
 
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
@@ -335,7 +337,7 @@ def watched(*others: Tensor) -> Iterator[None]:
 
 @contextmanager
 def wrapping() -> Iterator[None]:
-    """Inside, an int32 that overflows wraps in silence, as on a GPU."""
+    """Inside the block, an int32 overflow wraps without an error, as on a GPU."""
     import triton.runtime.interpreter as interpreter
 
     builder = interpreter.interpreter_builder
@@ -348,7 +350,7 @@ def wrapping() -> Iterator[None]:
 
 
 def guarded_case(case: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of an operator with every tensor guarded; the rows of logits keep a padding, of NaN."""
+    """Returns arguments of an operator with every tensor guarded; rows of logits keep a padding of NaN."""
 
     def one(value: Any) -> Any:
         if isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""What a cache must hold: keys and values of a fresh forward pass by the untouched model."""
+"""The expected contents of a cache: keys and values of a fresh forward pass by the untouched model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from specdec_fast.targets.huggingface import HuggingFaceTarget
 
 
 def recomputed(model: Any, tokens: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values per layer, [length, heads, dim], from transformers' own cache."""
+    """Returns keys and values per layer, [length, heads, dim], from transformers' own cache."""
     from transformers import DynamicCache
 
-    cache = DynamicCache()  # without a configuration: nothing is cut off at a window
+    cache = DynamicCache()  # without a configuration, so that windows do not truncate it
     with torch.no_grad():
         model(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
     return [(layer.keys[0].transpose(0, 1), layer.values[0].transpose(0, 1)) for layer in cache.layers]
 
 
 def holds(target: HuggingFaceTarget, row: int, tokens: Sequence[int], model: Any, whole: bool = True) -> None:
-    """Assert that a row holds exactly these tokens, or these first and then others if not `whole`."""
+    """Checks that a row holds exactly these tokens, or begins with them if not `whole`."""
     length = int(target.cache.lengths[row])
     assert length == len(tokens) if whole else length >= len(tokens)
     for index, (keys, values) in enumerate(recomputed(model, tokens) if tokens else []):

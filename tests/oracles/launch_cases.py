@@ -1,4 +1,4 @@
-"""Calls of every operator with a Triton launch, small ones, that reach all of their kernels."""
+"""Small calls of every operator with a Triton launch, which reach all kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = Sizes(rows=3, nodes=4, length=20, heads=2, kv_heads=1, width=16, vocab=1
 
 
 def drafted(name: str, **options: Any) -> Call:
-    """A verify operator whose tokens were drawn from distributions over part of the vocabulary."""
+    """A verify operator whose tokens were sampled from distributions over part of the vocabulary."""
     call = make_sample(name, SIZES)
     place = next(at for at, each in enumerate(call.arguments) if isinstance(each, tuple))
     nodes = len(call.arguments[0])
@@ -30,8 +30,8 @@ def drafted(name: str, **options: Any) -> Call:
     return replace(call, arguments=tuple(arguments), options=call.options | options)
 
 
-def edited() -> Call:
-    """All four kinds of edits."""
+def processed() -> Call:
+    """All four kinds of logits processors."""
     call = make_sample("process_logits", SIZES)
     entries = Forced(int32([0, 1, 2, 3]), int32([21, 21, 22]), int32([3, 4, 5]))
     return replace(call, arguments=(*call.arguments[:4], entries, call.arguments[5]))
@@ -43,7 +43,7 @@ def windowed(sizes: Sizes = SIZES) -> Call:
 
 
 def grown() -> Call:
-    """The second level of trees whose first may be anything."""
+    """The second level of trees with any first level."""
     call = make_sample("tree_grow", SIZES)
     growth = Growth.room(int32([8] * SIZES.rows), 8, 2)
     for part, value in ((growth.tokens, 1), (growth.scores, -1.0), (growth.parents, 0), (growth.nodes, 1)):
@@ -68,7 +68,7 @@ CASES: dict[str, Callable[[], Call]] = {
     "rejection_thresholds": partial(drafted, "rejection_thresholds"),
     "recursive_rejection_verify": partial(drafted, "recursive_rejection_verify"),
     "traversal_verify": partial(drafted, "traversal_verify"),
-    "process_logits": edited,
+    "process_logits": processed,
     "tree_attention with a window": windowed,
     "tree_grow on the second level": grown,
 }

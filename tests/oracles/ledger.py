@@ -1,6 +1,4 @@
-"""What a paged cache must hold, as lists: every row is the list of the numbers written for its committed
-tokens.
-"""
+"""The expected contents of a paged cache as lists: every row lists the numbers written for its committed tokens."""
 
 from __future__ import annotations
 
@@ -23,17 +21,19 @@ def cache(**shape: int) -> PagedCache:
 
 @dataclass
 class Ledger:
-    """Drives a cache and keeps the books. Every staged node writes a number of its own into all layers."""
+    """Drives a cache and records its contents. Every staged node writes its own number into all layers."""
 
     cache: PagedCache
     rows: dict[int, list[int]] = field(default_factory=dict)
-    floor: dict[int, int] = field(default_factory=dict)  # tokens that a row shares with another: not to be rolled back
+    floor: dict[int, int] = field(
+        default_factory=dict
+    )  # tokens that a row shares with another, which must not be rolled back
     written: int = 0
 
     def step(
         self, trees: dict[int, list[int]], paths: dict[int, list[int]], tail: int = 0, chain: bool = False
     ) -> None:
-        """Stage trees (parents by row), write them, commit a path of each (node indices, root first)."""
+        """Stages trees (parents by row), writes them, and commits a path of each (node indices, root first)."""
         rows = list(trees)
         parents = [parent for row in rows for parent in trees[row]]
         offsets = [0]
@@ -68,7 +68,7 @@ class Ledger:
         self.cache.commit(index, slots, packed, accepted)
 
     def check_slots(self, rows: list[int], trees: dict[int, list[int]], slots, tail: int, chain: bool) -> None:
-        """Nodes lie behind what is committed, positions count from there, tail nodes go to the trash."""
+        """Checks that nodes follow committed tokens, positions count from there, and tail nodes go to the trash."""
         place = 0
         for row in rows:
             length, depth = len(self.rows[row]), []
@@ -88,7 +88,7 @@ class Ledger:
         self.floor.pop(row, None)
 
     def check(self) -> None:
-        """Compare everything the cache holds with the books."""
+        """Compares the whole cache with the ledger."""
         for row in range(self.cache.max_rows):
             want = torch.tensor(self.rows.get(row, []), dtype=torch.float32)
             assert int(self.cache.lengths[row]) == len(want), f"row {row}"
@@ -102,12 +102,12 @@ class Ledger:
 
 
 def random_tree(source: random.Random, nodes: int) -> list[int]:
-    """Parents of a random tree, root first."""
+    """Returns parents of a random tree, root first."""
     return [-1, *(source.randrange(node) for node in range(1, nodes))] if nodes else []
 
 
 def random_path(source: random.Random, parents: list[int]) -> list[int]:
-    """A random path from the root towards a leaf; empty for a row without nodes."""
+    """Returns a random path from the root towards a leaf; empty for a row without nodes."""
     if not parents:
         return []
     path = [0]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-# Tiles of up to six rows, which fetch ahead as follows from how many there are.
+# Tiles of up to six rows, whose prefetch depends on their number.
 BANDS = {"one row": (1, 1), "one tile": (2, 6), "two": (7, 12), "three": (13, 18), "more": (19, 40)}
 
 
@@ -21,21 +21,21 @@ class Product:
     bias: Tensor | None
 
     def errors(self, out: Tensor) -> tuple[float, float]:
-        """(root mean square, largest) of what `out` misses of the product in float64."""
+        """Returns (root mean square, largest) of the errors of `out` against float64."""
         bias = None if self.bias is None else self.bias.double()
         error = out.double() - torch.nn.functional.linear(self.x.double(), self.weight.double(), bias)
         return float(error.square().mean().sqrt()), float(error.abs().max())
 
     def plain(self) -> Tensor:
-        """What torch makes of it in the same dtype."""
+        """Returns torch's result in the same dtype."""
         return torch.nn.functional.linear(self.x, self.weight, self.bias)
 
 
 @st.composite
 def products(draw: st.DrawFn, band: tuple[int, int]) -> Product:
-    """Outputs are wide tiles (256), tiles (64), vectors (16) and what is left of a vector, each of them or not.
+    """Draws outputs of wide tiles (256), tiles (64), vectors (16) and parts of a vector, each of them or not.
 
-    The weight lies among NaNs, which nothing that is read beside it may bring into a sum.
+    The weight is surrounded by NaN, so that a read beside it that enters a sum is detected.
     """
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     rows, inputs = draw(st.integers(*band)), draw(st.sampled_from([1, 2, 15, 16, 31, 64, 127, 128, 129, 300, 513]))

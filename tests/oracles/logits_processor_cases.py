@@ -1,4 +1,4 @@
-"""Requests with all kinds of edits on ragged trees, and the logits of every node by the definitions."""
+"""Requests with all kinds of logits processors on ragged trees, and the logits of every node by the definitions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def int32(values: Any) -> Tensor:
 
 @dataclass
 class Request:
-    """One request as the definitions see it."""
+    """One request, for the definitions."""
 
     prompt: list[int]
     generated: list[int]
@@ -47,7 +47,7 @@ class Request:
 
 @st.composite
 def requests(draw: st.DrawFn, vocab: int) -> Request:
-    token = st.integers(0, vocab + 1)  # a few beyond the vocabulary, as a draft with a smaller one meets them
+    token = st.integers(0, vocab + 1)  # a few beyond the vocabulary, as for a draft with a smaller one
     prompt = draw(st.lists(token, min_size=1, max_size=6))
     size = draw(st.sampled_from([0, 1, 2, 5, 9]))
     number = st.sampled_from([-1.5, -0.25, 0.0, 0.3, 1.0, 2.0])
@@ -71,8 +71,8 @@ def batches(draw: st.DrawFn) -> tuple[int, list[Request], int, list[list[bool]] 
     masks = draw(st.none() | st.lists(st.lists(st.booleans(), min_size=vocab, max_size=vocab), min_size=1, max_size=3))
     tail = draw(st.integers(0, 2))
     nodes = sum(len(request.tokens) for request in many) + tail
-    chosen = st.lists(st.integers(0, nodes - 1), max_size=4) if nodes else st.just([])
-    return vocab, many, tail, masks, draw(st.none() | chosen)
+    picked = st.lists(st.integers(0, nodes - 1), max_size=4) if nodes else st.just([])
+    return vocab, many, tail, masks, draw(st.none() | picked)
 
 
 def words_of(masks: list[list[bool]]) -> Tensor:
@@ -85,7 +85,7 @@ def words_of(masks: list[list[bool]]) -> Tensor:
 
 
 def arguments(many: list[Request], tail: int, nodes: list[int] | None) -> dict[str, Any]:
-    """The operator's arguments, but logits and masks; table rows lie in reverse order behind an unused one."""
+    """Returns the operator's arguments except logits and masks; table rows are in reverse order after an unused one."""
     size = len(many)
     paths = NodePaths(
         torch.tensor([t for r in many for t in r.tokens] + [7] * tail, dtype=torch.int64),
@@ -132,7 +132,7 @@ def arguments(many: list[Request], tail: int, nodes: list[int] | None) -> dict[s
 
 
 def defined(row: Tensor, request: Request, node: int, allowed: list[bool] | None) -> Tensor:
-    """One row of logits edited by the definitions, from the whole text of the node; one scalar at a time."""
+    """Returns one row of logits processed by the definitions, from the whole text of the node, one scalar at a time."""
     wide = torch.float64 if row.dtype == torch.float64 else torch.float32
     path = request.path(node)
     text, new = [*request.prompt, *request.generated, *path], [*request.generated, *path]
@@ -156,12 +156,12 @@ def defined(row: Tensor, request: Request, node: int, allowed: list[bool] | None
     return result
 
 
-def check_nodes(edit: Callable[..., Tensor], dtype: torch.dtype, batch: Any, seed: int) -> None:
-    """`edit` does to every row of logits, padding aside, what the definitions say."""
-    vocab, many, tail, masks, chosen = batch
+def check_nodes(process: Callable[..., Tensor], dtype: torch.dtype, batch: Any, seed: int) -> None:
+    """Checks `process` against the definitions on every row of logits; padding must not change."""
+    vocab, many, tail, masks, nodes = batch
     source = torch.Generator().manual_seed(seed)
     owners = [(request, node) for request in many for node in range(len(request.tokens))] + [(None, 0)] * tail
-    follows = list(range(len(owners))) if chosen is None else chosen
+    follows = list(range(len(owners))) if nodes is None else nodes
     padded = (torch.randn(len(follows), vocab + 5, generator=source, dtype=torch.float64) * 3).to(dtype)
     if len(follows) and vocab > 2:
         padded[0, :2] = torch.tensor([math.nan, -math.inf])
@@ -170,7 +170,7 @@ def check_nodes(edit: Callable[..., Tensor], dtype: torch.dtype, batch: Any, see
     if masks is not None:
         index = [at % (len(masks) + 1) - 1 for at in range(len(follows))]
         given_masks = TokenMasks(words_of(masks), int32(index))
-    edit(padded[:, :vocab], masks=given_masks, **arguments(many, tail, chosen))
+    process(padded[:, :vocab], masks=given_masks, **arguments(many, tail, nodes))
     assert torch.equal(padded[:, vocab:], before[:, vocab:]), "padding was written"
     for at, follow in enumerate(follows):
         request, node = owners[follow]

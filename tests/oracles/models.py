@@ -1,4 +1,4 @@
-"""Tiny random models for the tests: untouched copies that answer, and copies that the engine may keep."""
+"""Tiny random models for tests: untouched copies as references, and copies for the engine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ PROMPT_LENGTHS = (1, 2, 5, 17, 40, 75, 130, 200)
 
 @functools.cache
 def untouched(family: str, attention: str = "sdpa") -> Any:
-    """A tiny model with transformers' own attention. Not to be given to a target (that would change its
-    attention).
-    """
+    """Returns a tiny model with transformers' own attention. A target would change it, so targets must not get it."""
     model = tiny_model(family)
     model.set_attn_implementation(attention if model._supports_sdpa else "eager")
     model.generation_config.eos_token_id = None
@@ -30,12 +28,12 @@ def untouched(family: str, attention: str = "sdpa") -> Any:
 
 
 def own(family: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A copy of the same model for a target to keep."""
+    """Returns a copy of the same model for a target."""
     return copy.deepcopy(untouched(family)).to(dtype)
 
 
 def kin(family: str, noise: float = 0.15, seed: int = 5) -> Any:
-    """The same model with noise of relative size `noise` on every matrix: a draft that is often right."""
+    """Returns the same model with noise of relative size `noise` on every matrix: a draft that is often right."""
     model = copy.deepcopy(untouched(family))
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -46,12 +44,12 @@ def kin(family: str, noise: float = 0.15, seed: int = 5) -> Any:
 
 
 def target(family: str, **shape: Any) -> HuggingFaceTarget:
-    """A target over its own copy of the tiny model."""
+    """Returns a target over its own copy of the tiny model."""
     return HuggingFaceTarget(own(family), **{"max_length": 320, **shape})
 
 
 def glm() -> Any:
-    """A tiny GLM-4.5: experts in every layer but the first, and in transformers modules of multi-token prediction."""
+    """Returns a tiny GLM-4.5: experts in every layer but the first, and modules of multi-token prediction."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     shape = {**SHAPE, "num_hidden_layers": 3, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
@@ -66,7 +64,7 @@ def glm() -> Any:
 
 
 def medusa_heads(large: HuggingFaceTarget) -> MedusaHeads:
-    """Three Medusa heads that begin from the projection of a target."""
+    """Returns three Medusa heads that start from the projection of a target."""
     heads = MedusaHeads(large.hidden_size, large.num_embeddings, 3)
     torch.manual_seed(0)
     heads.start_from(large.model.get_output_embeddings().weight)
@@ -75,7 +73,7 @@ def medusa_heads(large: HuggingFaceTarget) -> MedusaHeads:
 
 
 def blockwise_heads(large: HuggingFaceTarget) -> BlockwiseHeads:
-    """Three blockwise heads, which at the start say what the target says of the next token."""
+    """Returns three blockwise heads, which at the start equal the target's next-token prediction."""
     return BlockwiseHeads(large.hidden_size, large.num_embeddings, 3)
 
 
@@ -83,8 +81,8 @@ HEADS: dict[str, Callable[[HuggingFaceTarget], Any]] = {"blockwise": blockwise_h
 
 
 def prompt(length: int, vocab: int = 96) -> list[int]:
-    """A random prompt, the same for the same length; every second half repeats its first, so that look-up
-    finds something.
+    """Returns a random prompt, always the same for one length. Its second half repeats the first, so that look-ups
+    succeed.
     """
     source = torch.Generator().manual_seed(100 + length)
     half = torch.randint(1, vocab, (-(-length // 2),), generator=source).tolist()
@@ -101,12 +99,12 @@ def _greedy_text(family: str, attention: str, length: int, new_tokens: int) -> t
 
 
 def greedy_text(family: str, length: int, new_tokens: int, attention: str = "sdpa") -> list[int]:
-    """What transformers' `generate` appends to `prompt(length)` without sampling; no end-of-sequence id."""
+    """Returns the greedy text of transformers' `generate` after `prompt(length)`, without end-of-sequence ids."""
     return list(_greedy_text(family, attention, length, max(32, new_tokens))[:new_tokens])
 
 
 def until(tokens: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """The tokens up to and including the first that is in `ends`."""
+    """Returns the tokens up to and including the first one in `ends`."""
     for index, token in enumerate(tokens):
         if token in ends:
             return list(tokens[: index + 1])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Shape:
-    """What a batch looks like; its numbers come from `seed`."""
+    """The shape of a batch; its numbers come from `seed`."""
 
     counts: list[int]
     lengths: list[int]
@@ -46,7 +46,7 @@ class Batch:
 
 
 def words(ancestors: list[list[int]], nodes: int, width: int) -> Tensor:
-    """Ancestor sets (packed order) as int32 words [nodes, width]."""
+    """Returns ancestor sets (packed order) as int32 words [nodes, width]."""
     bits = torch.zeros(nodes, width, dtype=torch.int64)
     for node, members in enumerate(ancestors):
         for j in members:
@@ -55,7 +55,7 @@ def words(ancestors: list[list[int]], nodes: int, width: int) -> Tensor:
 
 
 def build(shape: Shape) -> Batch:
-    """The batch: random values, random trees, pages in random order and page 0 unused."""
+    """Returns the batch: random values, random trees, pages in random order and page 0 unused."""
     g = torch.Generator().manual_seed(shape.seed)
     pairs = zip(shape.lengths, shape.counts, strict=True)
     per_row = max([(n + c + shape.page_size - 1) // shape.page_size for n, c in pairs] + [1])
@@ -66,13 +66,13 @@ def build(shape: Shape) -> Batch:
     ancestors: list[list[int]] = []
     for count in shape.counts:
         mine: list[list[int]] = []
-        chosen = []
+        own = []
         for i in range(count):
             low = max(0, i - 2) if shape.deep else 0
             parent = int(torch.randint(low, i, (1,), generator=g)) if i else -1
-            chosen.append(parent)
+            own.append(parent)
             mine.append([*(mine[parent] if i else []), i])
-        parents.append(chosen)
+        parents.append(own)
         ancestors.extend(mine)
     depth = torch.tensor([len(a) - 1 for a in ancestors] + [0] * shape.tail, dtype=torch.int32)
 
@@ -98,7 +98,7 @@ def build(shape: Shape) -> Batch:
 
 @st.composite
 def shapes(draw: st.DrawFn, most_nodes: int = 40, most_length: int = 150) -> Shape:
-    """Ragged: rows without nodes, tail nodes, any page size, head ratios, widths, both cache layouts."""
+    """Draws ragged batches: rows without nodes, tail nodes, any page size, head ratios, widths, both cache layouts."""
     rows = draw(st.integers(1, 3))
     kv_heads = draw(st.sampled_from([1, 2, 3]))
     return Shape(

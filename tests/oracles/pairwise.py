@@ -1,4 +1,4 @@
-"""A small set of cases in which every pair of values of every two factors occurs."""
+"""Pairwise test cases: every pair of values of every two factors occurs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding without a cache, without speculation and without our model code: a full forward pass per token."""
+"""Decoding without cache, speculation and our model code: a full forward pass per token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LogitsAfter = Callable[[Sequence[int]], np.ndarray]
 
 
 def recompute(model: Any) -> LogitsAfter:
-    """Logits [V] after a text, by an untouched transformers model without a cache."""
+    """Returns logits [V] after a text, by an untouched transformers model without a cache."""
 
     def logits_after(tokens: Sequence[int]) -> np.ndarray:
         with torch.no_grad():
@@ -27,7 +27,7 @@ def recompute(model: Any) -> LogitsAfter:
 
 
 def replay_choice(logits: np.ndarray, params: SamplingParams, position: int) -> int:
-    """The token at an absolute position: arg-max of the log of the float64 distribution plus the keyed noise."""
+    """Returns the token at an absolute position: arg-max of the log float64 distribution plus the keyed noise."""
     weights = dist(logits, params.temperature, params.top_k, params.top_p, params.min_p)
     if params.temperature == 0:
         return int(weights.argmax())
@@ -40,7 +40,7 @@ def replay_choice(logits: np.ndarray, params: SamplingParams, position: int) -> 
 def plain_decode(
     logits_after: LogitsAfter, prompt: Sequence[int], params: SamplingParams, eos: Sequence[int] = ()
 ) -> list[int]:
-    """The tokens that a request with these parameters must produce under replay."""
+    """Returns the tokens of a request with these parameters under replay."""
     tokens = list(prompt)
     for count in range(params.max_new_tokens):
         logits = logits_after(tokens)

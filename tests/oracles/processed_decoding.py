@@ -1,4 +1,4 @@
-"""Plain decoding with every sampling parameter, written from the definitions: dense, slow, one token at a time."""
+"""Plain decoding with all sampling parameters, written from the definitions: dense, slow, one token at a time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from oracles.plain_decoding import LogitsAfter, replay_choice
 from specdec_fast.sampling.params import SamplingParams
 
 
-def edited(
+def processed(
     logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], new: Sequence[int], ends: Sequence[int]
 ) -> np.ndarray:
-    """Logits float64 [V] after prompt and new tokens, with penalties, bias, bans, forced tokens and grammar."""
+    """Returns logits float64 [V] after prompt and new tokens, with penalties, bias, bans, forced tokens and grammar."""
     result = np.array(logits, dtype=np.float64)
     for token in {*prompt, *new}:
         factor = params.repetition_penalty
@@ -40,22 +40,22 @@ def edited(
     return result
 
 
-def edited_dist(
+def processed_dist(
     logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], new: Sequence[int], ends: Sequence[int] = ()
 ) -> np.ndarray:
-    """Probabilities float64 [V] of the next token."""
-    row = edited(logits, params, prompt, new, ends)
+    """Returns probabilities float64 [V] of the next token."""
+    row = processed(logits, params, prompt, new, ends)
     return dist(row, params.temperature, params.top_k, params.top_p, params.min_p)
 
 
-def edited_decode(
+def processed_decode(
     logits_after: LogitsAfter, prompt: Sequence[int], params: SamplingParams, eos: Sequence[int] = ()
 ) -> list[int]:
-    """The tokens that a request with these parameters must produce under replay."""
+    """Returns the tokens of a request with these parameters under replay."""
     ends = [*(() if params.ignore_eos else eos), *params.stop_token_ids]
     new: list[int] = []
     while len(new) < params.max_new_tokens:
-        row = edited(logits_after([*prompt, *new]), params, prompt, new, ends)
+        row = processed(logits_after([*prompt, *new]), params, prompt, new, ends)
         new.append(replay_choice(row, params, len(prompt) + len(new)))
         if new[-1] in ends:
             break

@@ -1,4 +1,4 @@
-"""Ragged batches of drafted trees for the operators on ordered proposals, and decoding with them step by step."""
+"""Ragged batches of draft trees for the operators on ordered proposals, and decoding with them step by step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def int32(values: list[int]) -> Tensor:
 
 
 def dist(logits: Tensor, t: float = 1.0) -> tuple[Tensor, ...]:
-    """A distribution of logits at one temperature, as the operators take it."""
+    """Returns a distribution of logits at one temperature, as the operators take it."""
     rows = len(logits)
     zero = torch.zeros(rows, dtype=torch.int32)
     return (logits, *distribution_stats(logits, torch.full((rows,), t), zero, torch.ones(rows), torch.zeros(rows)))
@@ -30,8 +30,8 @@ def dist(logits: Tensor, t: float = 1.0) -> tuple[Tensor, ...]:
 
 @st.composite
 def proposals(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, Any]:
-    """Ragged rows, all marks, several draft distributions in one node, four dtypes for each side, mapped draft
-    vocabularies.
+    """Draws ragged rows, all proposal kinds, several draft distributions in one node, four dtypes for each side, mapped
+    draft vocabularies.
     """
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
 
@@ -98,7 +98,7 @@ def proposals(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[s
 
 
 def fixed(case: dict[str, Any]) -> dict[str, Any]:
-    """The part of a case that the thresholds take."""
+    """Returns the arguments of the thresholds."""
     return {
         key: case[key]
         for key in case
@@ -107,7 +107,7 @@ def fixed(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def error_of(case: dict[str, Any]) -> float:
-    """Rounding of one weight: one float32 side rounds as float32."""
+    """Returns the rounding error of one weight; one float32 side rounds as float32."""
     return max(torch.finfo(part[1].dtype).eps for part in (case["target"], case["draft"]) if part is not None)
 
 
@@ -147,12 +147,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def decode(verify: Verify, p: Tensor, q: Tensor, requests: int, wanted: int, coins: Any = None) -> Tensor:
-    """First tokens [requests, wanted] of many requests with trees of four drafted tokens, as an engine would do it.
+def decode(verify: Verify, p: Tensor, q: Tensor, requests: int, wanted: int, uniforms_of: Any = None) -> Tensor:
+    """Returns the first tokens [requests, wanted] of many requests with trees of four draft tokens, as in an engine.
 
-    Below the root a token drawn outside of the draft's best one, and that best one; below the former two tokens drawn
-    without replacement. p, q: [V, V] logits after each last token; texts begin with token 0. coins: called with (seeds,
-    positions of the roots [requests], nodes per tree) for coins [requests, nodes] other than the keyed ones.
+    The root has two children: a token sampled without the draft's best one, and that best one. The former has two
+    children, sampled without replacement. p, q: [V, V] logits after each last token; texts begin with token 0.
+    uniforms_of: called with (seeds, positions of the roots [requests], nodes per tree) for uniforms [requests, nodes]
+    in place of the keyed ones.
     """
     seeds = torch.arange(requests) * 7919 + 3
     text = torch.zeros(requests, wanted + 4, dtype=torch.int64)
@@ -163,7 +164,7 @@ def decode(verify: Verify, p: Tensor, q: Tensor, requests: int, wanted: int, coi
     marks = torch.tensor([0, 3, 0, 1, 2], dtype=torch.int8).repeat(requests)
     q_dist, best = dist(q), q.argmax(1)
 
-    def drawn(before: Tensor, without: Tensor | None, place: int, position: Tensor) -> Tensor:
+    def sampled(before: Tensor, without: Tensor | None, place: int, position: Tensor) -> Tensor:
         logits = q[before].clone()
         if without is not None:
             logits[row, without] = -INF
@@ -172,12 +173,12 @@ def decode(verify: Verify, p: Tensor, q: Tensor, requests: int, wanted: int, coi
     while bool((size <= wanted).any()):
         position = (size - 1).int()
         root = text[row, size - 1]
-        chosen = best[root]
-        first = drawn(root, chosen, 1, position)
-        third = drawn(first, None, 3, position)
-        nodes = torch.stack([root, first, chosen, third, drawn(first, third, 4, position)], 1)
+        best_one = best[root]
+        first = sampled(root, best_one, 1, position)
+        third = sampled(first, None, 3, position)
+        nodes = torch.stack([root, first, best_one, third, sampled(first, third, 4, position)], 1)
         sources = torch.stack([root, root, root, first, first], 1).int()
-        uniforms = None if coins is None else coins(seeds, position, 5).flatten()
+        uniforms = None if uniforms_of is None else uniforms_of(seeds, position, 5).flatten()
         path, accepted, emitted = verify(
             nodes.flatten(), offsets, plan.first_child, plan.next_sibling, marks, sources.flatten(),
             dist(p[nodes.flatten()]), q_dist, None, None, seeds, position, uniforms, max_depth=2,
@@ -192,7 +193,7 @@ def decode(verify: Verify, p: Tensor, q: Tensor, requests: int, wanted: int, coi
 
 
 def text_chances(p: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """(how often each text was seen, its exact chance), over all texts of that many tokens after token 0."""
+    """Returns (count, exact probability) of all texts of this many tokens after token 0."""
     vocab, wanted = len(p), tokens.shape[1]
     every = torch.arange(vocab**wanted)
     code, chance, before = torch.zeros(len(tokens), dtype=torch.int64), torch.ones(len(every)).double(), every * 0

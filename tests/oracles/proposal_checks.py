@@ -1,4 +1,4 @@
-"""What every operator on ordered proposals must do: extension against reference, keyed distribution, edges, errors.
+"""Checks of every operator on ordered proposals: extension against reference, keyed distribution, edges, errors.
 
 `tests/kernels/test_recursive_rejection_verify.py` and `tests/kernels/test_traversal_verify.py` run it for their
 operators.
@@ -20,7 +20,7 @@ from specdec_kernels.dispatch import extension
 
 BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 needs_extension = pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
-SHARED = [HealthCheck.differing_executors]  # one function, run for two operators on purpose
+SHARED = [HealthCheck.differing_executors]  # one function that runs for two operators on purpose
 
 
 def p_value(tokens: Tensor, p: Tensor) -> float:
@@ -31,7 +31,7 @@ def p_value(tokens: Tensor, p: Tensor) -> float:
 
 
 def models() -> tuple[Tensor, Tensor]:
-    """Distributions far enough from each other that trees fail often, and coins below them are looked at."""
+    """Returns distributions so different that trees fail often and uniforms below them are read."""
     g = torch.Generator().manual_seed(2)
     return torch.randn(3, 3, generator=g) * 2, torch.randn(3, 3, generator=g) * 2
 
@@ -59,8 +59,8 @@ class ProposalChecks:
             assert a.dtype == b.dtype and torch.equal(a, b)
 
     @pytest.mark.parametrize("backend", BACKENDS)
-    def test_coins_are_compared_strictly_and_score_only_are_never_accepted(self, backend: str) -> None:
-        """A coin that equals the threshold refuses; above all a token of probability zero is never accepted."""
+    def test_uniforms_are_compared_strictly_and_score_only_nodes_are_never_accepted(self, backend: str) -> None:
+        """A uniform equal to the threshold rejects, so a token of probability zero is never accepted."""
         inf = float("inf")
         tree = {**GOOD, "target": dist(torch.tensor([[0.0, -inf, 0.0, 0.0]] + [[0.0] * 4] * 3))}
         with use_backend(backend):
@@ -70,8 +70,8 @@ class ProposalChecks:
             assert accepted.tolist() == [0] and path.tolist() == [[0, -1, -1]]
             tree = GOOD
             threshold = self.thresholds(**fixed(tree))[0][2]
-            for coin, want in ((threshold, 0), (torch.nextafter(threshold, torch.zeros(())), 1)):
-                uniforms = torch.tensor([0.0, 1.0, float(coin), 1.0])
+            for uniform, want in ((threshold, 0), (torch.nextafter(threshold, torch.zeros(())), 1)):
+                uniforms = torch.tensor([0.0, 1.0, float(uniform), 1.0])
                 assert self.verify(**{**tree, "uniforms": uniforms})[1].tolist() == [want if threshold > 0 else 0]
             for score_only_node in (1, 2, 3):
                 score_only = torch.arange(4) == score_only_node
@@ -123,8 +123,8 @@ class ProposalChecks:
         assert token.tolist()[0] == token.tolist()[3] == -1 and token[2] == 0
 
     @needs_extension
-    def test_distributions_in_one_place_in_memory_are_those_of_copies(self) -> None:
-        """Most nodes have one distribution, so its weights are kept; some read the same logits at another
+    def test_shared_distributions_equal_their_copies(self) -> None:
+        """Most nodes share one distribution, so its weights are cached; some read the same logits at another
         temperature.
         """
         g = torch.Generator().manual_seed(5)
@@ -186,7 +186,7 @@ class ProposalChecks:
 
     @needs_extension
     def test_keyed_draws_have_the_joint_distribution_over_several_steps(self) -> None:
-        """A uniform draw or noise used twice, or shared between streams, shows in the joint distribution of four
+        """Uniforms or noise that are used twice, or shared between streams, change the joint distribution of four
         tokens.
         """
         p, q = models()

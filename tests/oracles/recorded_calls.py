@@ -1,4 +1,4 @@
-"""What a piece of code hands to the operators of torch.ops.specdec."""
+"""Recording the arguments of operators of torch.ops.specdec."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def calls_of(name: str, run: Callable[[], Any]) -> list[tuple[Any, ...]]:
-    """Positional arguments of every call of torch.ops.specdec.<name> while `run` runs; the calls are made."""
+    """Runs `run` and returns the positional arguments of every call of torch.ops.specdec.<name>."""
     found: list[tuple[Any, ...]] = []
 
     class Listen(TorchDispatchMode):

@@ -21,7 +21,7 @@ def walks(
     dtypes: Sequence[torch.dtype] = DTYPES,
     vocabs: Sequence[int] = (2, 3, 33, 1024, 1025, 3000),
 ) -> dict[str, Any]:
-    """Ragged trees whose tokens are often the target's own, filters, greedy and broken rows, score-only nodes."""
+    """Draws ragged trees whose tokens are often the target's own, filters, greedy and broken rows, score-only nodes."""
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     counts = draw(st.lists(st.sampled_from([0, 1, 2, 5, 9]), max_size=4))
     offsets = torch.tensor([0, *counts]).cumsum(0).int()
@@ -50,8 +50,8 @@ def walks(
         row = plan.row.long().clamp(min=0)
         choice = replay_sample(logits, inv_t, cut, tie_id, seeds[row], roots[row] + plan.depth + 1)
         packed = torch.tensor(parents + [0] * tail) + offsets[:-1].long()[row]
-        told = torch.rand(nodes, generator=g) < 0.75
-        tokens = torch.where(told, choice[packed.clamp(min=0)], tokens)
+        followed = torch.rand(nodes, generator=g) < 0.75
+        tokens = torch.where(followed, choice[packed.clamp(min=0)], tokens)
     return {
         "tokens": tokens,
         "offsets": offsets,

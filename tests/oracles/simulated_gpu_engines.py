@@ -22,7 +22,7 @@ def drafter(kind: str, target: HuggingFaceTarget, folder: Path) -> Any:
 
     Args:
         kind: One of `KINDS`.
-        target: The target; the drafter lies on its device.
+        target: The target; the drafter is on its device.
         folder: Where the weights of heads are written.
     """
     name, _, dynamic = kind.partition(" ")

@@ -1,6 +1,6 @@
-"""Small editions of the engine's checks, for mutants to be tried on.
+"""Small versions of the engine's checks, which mutants must fail.
 
-Each raises `Noticed` when it sees something wrong.
+Each raises `Noticed` if it detects an error.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def drafter(rows: int, pick: str) -> Any:
 
 
 class Noticed(AssertionError):
-    """A check saw something wrong."""
+    """A check detected an error."""
 
 
 def dist_holds() -> None:
-    """The joint distribution of three tokens of the rejection rule with a drawn draft model."""
+    """Checks the joint distribution of three tokens under rule `rejection` with a sampling draft model."""
     engine = Engine(target(500), drafter(500, "sampled"), rule="rejection")
     handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=7)) for seed in range(2500)]
     while not engine.idle:
@@ -54,7 +54,7 @@ def dist_holds() -> None:
 
 
 def chosen_dist_holds() -> None:
-    """The same with tokens that were chosen."""
+    """Checks the same with deterministic tokens."""
     engine = Engine(target(500), NoisyChain([[*PROMPT, 2, 2, 2, 2, 2, 2]], 1.0, VOCAB, 3), rule="rejection")
     handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=7)) for seed in range(2500)]
     while not engine.idle:
@@ -68,7 +68,7 @@ def chosen_dist_holds() -> None:
 
 
 def texts_hold(kind: str) -> None:
-    """Replay with trees, chains or a draft model gives the oracle's text, at T = 0 and above."""
+    """Checks that replay with trees, chains or a draft model gives the oracle's text, at T = 0 and above."""
     wanted = [SamplingParams(seed=seed, max_new_tokens=14, temperature=0.9 * (seed % 2)) for seed in range(6)]
     reader = target()
     want = [plain_decode(reader.logits_after, PROMPT, params) for params in wanted]
@@ -100,7 +100,7 @@ def chains_hold() -> None:
 
 
 def coupled_drafts_hold() -> None:
-    """Beside the texts: every proposal is what the draft itself would write for that seed."""
+    """Checks texts, and that every proposal equals the draft's own text for that seed."""
     propose = draft_model_module.DraftModelDrafter.propose
     wrong: list[list[int]] = []
 
@@ -117,7 +117,7 @@ def coupled_drafts_hold() -> None:
                 max_new_tokens=max(len(chain), 1),
             )
             if chain and chain != plain_decode(self.model.logits_after, list(view.tokens(row)), params):
-                wrong.append(chain)  # raised here it would only cost the row its drafts
+                wrong.append(chain)  # an exception here would only end the row's drafts
         return draft
 
     with pytest.MonkeyPatch.context() as patch:
@@ -128,15 +128,15 @@ def coupled_drafts_hold() -> None:
 
 
 def forbidden_tokens_hold() -> None:
-    """A coin of exactly zero does not accept a token that the target forbids."""
+    """Checks that a uniform of exactly zero does not accept a token that the target forbids."""
     verify = token_module.rejection_verify
 
     def with_zeros(
-        tokens: Any, offsets: Any, drawn: Any, dist_index: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
+        tokens: Any, offsets: Any, kinds: Any, dist_index: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
     ) -> Any:
         stats = distribution_stats(logits, *sampling, masses=True)
         more["uniforms"] = torch.zeros(len(tokens))
-        return (*verify(tokens, offsets, drawn, dist_index, (logits, *stats[:4]), *rest, **more), *stats)
+        return (*verify(tokens, offsets, kinds, dist_index, (logits, *stats[:4]), *rest, **more), *stats)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_module, "rejection_verify_logits", with_zeros)

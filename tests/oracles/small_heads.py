@@ -31,7 +31,7 @@ def some_heads(model: Any, **options: Any) -> MedusaHeads:
 
 
 def row_of(length: int, seed: int = 0) -> np.ndarray:
-    """Tokens that follow one another by a rule, so that there is something to learn."""
+    """Returns tokens that follow a rule, so that a head can learn them."""
     source = np.random.default_rng(seed)
     found = [5]
     while len(found) < length:

@@ -1,4 +1,4 @@
-"""A grammar over token ids in plain Python: a finite automaton that is strict about how it is used."""
+"""A grammar over token ids in plain Python: a finite automaton that checks its use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class ToyMatcher:
-    """moves: state -> token -> next state; complete: states in which the text may end. Starts in state 0.
+    """A matcher. moves: state -> token -> next state; complete: states in which the text may end. It starts in state 0.
 
     `advance` and `rollback` are counted, and rolling back more than was advanced is an error.
     """
@@ -47,7 +47,7 @@ class ToyMatcher:
             words[at] = word - 2**32 if word >= 2**31 else word
 
     def follows(self, text: Sequence[int]) -> tuple[set[int], bool]:
-        """For oracles: which tokens may follow a text, and whether it may end, whatever this object's own state."""
+        """For oracles: returns which tokens may follow a text, and whether it may end, without this object's state."""
         state = 0
         for token in text:
             state = self.moves[state][token]

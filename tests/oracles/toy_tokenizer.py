@@ -1,5 +1,5 @@
-"""Small tokenizers made on the spot: a byte-level one (every byte, a few pieces of several letters, one id that ends a
-text), and one that falls back on bytes for what it has no piece of.
+"""Small tokenizers without files: a byte-level one (every byte, a few longer pieces, one end-of-text id), and one that
+falls back on bytes for text without pieces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _byte_alphabet() -> list[str]:
 
 @cache
 def byte_tokenizer() -> Any:
-    """A tokenizer of 266 ids; `byte_names[b]` is the token of byte b, the last id ends texts."""
+    """Returns a tokenizer of 266 ids; `byte_names[b]` is the token of byte b, and the last id ends texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -53,8 +53,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz.:!"
 
 @cache
 def fallback_tokenizer() -> Any:
-    """Decodes as those of Llama 2, Mistral 7B and Gemma do: letters with and without a space before them, all else by
-    bytes, a run of which is lost where it is not sound.
+    """Returns a tokenizer that decodes like those of Llama 2, Mistral 7B and Gemma: letters with and without a space
+    before them, all else by bytes. An invalid run of bytes is lost.
     """
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""Small drafters on trees, and the checks that rules tree and traversal must pass on each of them."""
+"""Small drafters on trees, and the checks of rules `recursive_rejection` and `traversal` on each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Oracle = Callable[[DraftedTree], Outcomes]
 
 @dataclass(frozen=True)
 class Case:
-    """A drafter: the shape of its trees and how each node is picked; vocabulary and distributions come from the
+    """A drafter: the shape of its trees and the proposal kind of each node. Vocabulary and distributions come from the
     seed.
     """
 
@@ -39,7 +39,7 @@ class Case:
         return RationalModel(self.vocab, self.seed)
 
     def trees(self) -> list[tuple[Fraction, DraftedTree]]:
-        """All that it may propose at the start of a text."""
+        """Returns all proposals at the start of a text."""
         target = self.target
         drafts = [RationalModel(self.vocab, self.seed + 5000, like=target), RationalModel(self.vocab, self.seed + 9000)]
         source = random.Random(self.seed)
@@ -47,8 +47,8 @@ class Case:
             Node(parent, mark, int(source.random() < 0.25), at in self.score_only)
             for at, (parent, mark) in enumerate(zip(self.parents, self.marks, strict=True), 1)
         ]
-        chosen = lambda text, node: (len(text) + node + self.seed) % self.vocab  # noqa: E731
-        return list(drafted(shape, target.after, [draft.after for draft in drafts], chosen))
+        token_of = lambda text, node: (len(text) + node + self.seed) % self.vocab  # noqa: E731
+        return list(drafted(shape, target.after, [draft.after for draft in drafts], token_of))
 
 
 def ids(case: Case) -> str:
@@ -86,7 +86,7 @@ SMALL = [case for case in CASES if len(case.marks) <= 2] + CASES[-2:]
 
 
 def emitted(case: Case, oracle: Oracle) -> dict[Text, Fraction]:
-    """The distribution of what one step emits."""
+    """Returns the distribution of the tokens of one step."""
     dist: dict[Text, Fraction] = {}
     for chance, tree in case.trees():
         for text, share in oracle(tree).emitted.items():
@@ -95,7 +95,7 @@ def emitted(case: Case, oracle: Oracle) -> dict[Text, Fraction]:
 
 
 def accepted(case: Case, oracle: Oracle) -> Fraction:
-    """Expected number of accepted tokens of one step."""
+    """Returns the expected number of accepted tokens of one step."""
     total = Fraction(0)
     for chance, tree in case.trees():
         for text, share in oracle(tree).emitted.items():
@@ -104,8 +104,8 @@ def accepted(case: Case, oracle: Oracle) -> Fraction:
 
 
 def check_oracle(case: Case, oracle: Oracle) -> None:
-    """The rational rule emits the target's distribution, exactly: the tokens of one step and what plain decoding
-    adds.
+    """Checks that the rational rule emits exactly the target's distribution: tokens of one step, followed by plain
+    decoding.
     """
     length = 1 + max(len(tree.text(at)) for _, tree in case.trees() for at in range(len(tree.nodes)))
     found = continued(emitted(case, oracle), case.target.after, length)
@@ -123,7 +123,7 @@ def seen(
 
 
 class OverColumns:
-    """A rule that is handed draft distributions over columns of their own: column v stands for another id than v."""
+    """A rule that gets draft distributions over permuted columns: column v is another id than v."""
 
     def __init__(self, rule: ThresholdRule) -> None:
         self.rule = rule
@@ -139,7 +139,7 @@ class OverColumns:
 
 
 def check_cells(case: Case, rule: ThresholdRule | OverColumns, oracle: Oracle) -> None:
-    """What the rule shows of itself is what the oracle computes, wherever the walk can be with positive chance."""
+    """Checks thresholds and residuals against the oracle, at every node that is reached with positive probability."""
     trees, draft, threshold, residual = seen(case, rule)
     for row, (_, tree) in enumerate(trees):
         want, start = oracle(tree), int(draft.offsets[row])
@@ -153,7 +153,7 @@ def check_cells(case: Case, rule: ThresholdRule | OverColumns, oracle: Oracle) -
 
 
 def ends(tree: DraftedTree, threshold: Sequence[float], order: str) -> Iterator[tuple[float, int]]:
-    """(probability, last node) of every way the walk may end, from coins alone."""
+    """Returns (probability, last node) of every possible path, from thresholds alone."""
     if order == "post":
         alive = 1.0
 
@@ -177,8 +177,8 @@ def ends(tree: DraftedTree, threshold: Sequence[float], order: str) -> Iterator[
 
 
 def dist_of_cells(case: Case, rule: ThresholdRule | OverColumns, order: str) -> tuple[dict[Text, float], int]:
-    """The joint distribution that the thresholds and residuals themselves emit in one step with plain decoding after
-    it, and how many tokens it is over.
+    """Returns the joint distribution of one step by thresholds and residuals, followed by plain decoding, and its
+    number of tokens.
     """
     trees, draft, threshold, residual = seen(case, rule)
     dist: dict[Text, float] = {}
@@ -197,7 +197,7 @@ def dist_of_cells(case: Case, rule: ThresholdRule | OverColumns, order: str) -> 
 
 
 def check_dist(case: Case, rule: ThresholdRule | OverColumns, order: str) -> None:
-    """The thresholds and residuals emit the target's distribution."""
+    """Checks that thresholds and residuals give the target's distribution."""
     found, length = dist_of_cells(case, rule, order)
     exact = target_dist(case.target.after, length)
     for text in product(range(case.vocab), repeat=length):
@@ -205,7 +205,7 @@ def check_dist(case: Case, rule: ThresholdRule | OverColumns, order: str) -> Non
 
 
 def check_walk(case: Case, rule: ThresholdRule, order: str) -> None:
-    """Coins just below and just above the thresholds, in all combinations: the path is the one they spell."""
+    """Checks paths for uniforms just below and just above the thresholds, in all combinations."""
     trees, _, limits, _ = seen(case, rule)
     rows: list[tuple[DraftedTree, list[float], list[float]]] = []
     at = 0
@@ -213,26 +213,26 @@ def check_walk(case: Case, rule: ThresholdRule, order: str) -> None:
         own = limits[at : at + len(tree.nodes)].tolist()
         at += len(tree.nodes)
         for passes in product((True, False), repeat=len(tree.nodes) - 1):
-            coins = [0.5, *(limit - 1e-5 if go else limit + 1e-5 for limit, go in zip(own[1:], passes, strict=True))]
-            if all(0 < coin < 1 for coin in coins):
-                rows.append((tree, coins, own))
+            uniforms = [0.5, *(limit - 1e-5 if go else limit + 1e-5 for limit, go in zip(own[1:], passes, strict=True))]
+            if all(0 < uniform < 1 for uniform in uniforms):
+                rows.append((tree, uniforms, own))
     if not rows:
         return
     draft, dists = packed([tree for tree, _, _ in rows])
     plan = tree_plan(draft.parents, draft.offsets)
     seeds = torch.arange(len(rows))
-    uniforms = torch.tensor([coin for _, coins, _ in rows for coin in coins], dtype=torch.float32)
-    answer = rule(draft, plan, dists, Rng(seeds, torch.full((len(rows),), 7, dtype=torch.int32)), uniforms)
+    uniforms = torch.tensor([uniform for _, uniforms, _ in rows for uniform in uniforms], dtype=torch.float32)
+    acceptance = rule(draft, plan, dists, Rng(seeds, torch.full((len(rows),), 7, dtype=torch.int32)), uniforms)
     _, left = rule.thresholds(draft, plan, dists)
-    for row, (tree, coins, own) in enumerate(rows):
-        decided = [float(coin < limit) for coin, limit in zip(coins, own, strict=True)]
+    for row, (tree, uniforms, own) in enumerate(rows):
+        decided = [float(uniform < limit) for uniform, limit in zip(uniforms, own, strict=True)]
         decided[0] = 1.0
         (last,) = (node for share, node in ends(tree, decided, order) if share)
         start = int(draft.offsets[row])
         path = _path_to(tree, last)
-        got = answer.path[row][answer.path[row] >= 0] - start
-        assert got.tolist() == path and int(answer.num_accepted[row]) == len(path) - 1
-        assert left[start + last, answer.next_token[row]] > 0
+        got = acceptance.path[row][acceptance.path[row] >= 0] - start
+        assert got.tolist() == path and int(acceptance.num_accepted[row]) == len(path) - 1
+        assert left[start + last, acceptance.next_token[row]] > 0
 
 
 def _path_to(tree: DraftedTree, node: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Drafted trees of the rational oracle as drafts of the engine."""
+"""Draft trees of the rational oracle as drafts of the engine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from specdec_fast.core.draft import Draft
 
 
 def packed(trees: Sequence[DraftedTree], dtype: torch.dtype = torch.float64) -> tuple[Draft, TokenDistributions]:
-    """The trees as rows of one batch, and the target's distributions after every node."""
+    """Returns the trees as rows of one batch, and the target's distributions after every node."""
     counts = tuple(len(tree.nodes) for tree in trees)
-    tokens, parents, drawn, dist_index, score_only, target_rows, draft_rows = [], [], [], [], [], [], []
+    tokens, parents, kinds, dist_index, score_only, target_rows, draft_rows = [], [], [], [], [], [], []
     names: dict[tuple[int, object], int] = {}
     depth = 0
     for tree in trees:
         for at, node in enumerate(tree.nodes):
             tokens.append(node.token)
             parents.append(node.parent)
-            drawn.append(node.mark)
+            kinds.append(node.mark)
             score_only.append(node.score_only_node)
             target_rows.append(tree.p_after(tree.text(at)))
             depth = max(depth, len(tree.text(at)))
@@ -42,7 +42,7 @@ def packed(trees: Sequence[DraftedTree], dtype: torch.dtype = torch.float64) -> 
         tokens=torch.tensor(tokens),
         parents=torch.tensor(parents, dtype=torch.int32),
         offsets=torch.tensor(offsets, dtype=torch.int32),
-        proposal_kinds=torch.tensor(drawn, dtype=torch.int8),
+        proposal_kinds=torch.tensor(kinds, dtype=torch.int8),
         dist_index=torch.tensor(dist_index, dtype=torch.int32),
         row_of=torch.repeat_interleave(torch.arange(len(trees)), torch.tensor(counts)),
         counts=counts,

@@ -261,12 +261,12 @@ def test_both_agree_to_the_last_bit(seed: int) -> None:
     for _ in range(30):
         text = [source.randrange(vocab) for _ in range(source.randrange(20))]
         arguments = (source.randrange(1, 30), source.randrange(1, 4), source.choice([0.5, 1.7, 4.0]), 0.05)
-        answers = []
+        results = []
         for automaton, tree in pairs:
             automaton.extend(text)
             tree.add(text)
-            answers.append((automaton.grow(*arguments), tree.grow(text[::-1], 6, *arguments)))
-        assert answers[0] == answers[1]
+            results.append((automaton.grow(*arguments), tree.grow(text[::-1], 6, *arguments)))
+        assert results[0] == results[1]
 
 
 @pytest.mark.skipif(compiled is None, reason="not built")
@@ -277,12 +277,12 @@ def test_both_read_the_same_continuations_of_a_hub(seed: int) -> None:
     pair, cut = (compiled.Automaton(), suffix_index_python.Automaton()), 0
     for _ in range(40):
         text = [token for _ in range(20) for token in (source.choice([0, 0, 1]), source.randrange(2, 302))] + [0]
-        answers = []
+        results = []
         for automaton in pair:
             automaton.extend(text)
-            answers.append(automaton.grow(400, 1, 0.5, 0.0))
-        assert answers[0] == answers[1]
-        cut += len(answers[0][0]) == 128
+            results.append(automaton.grow(400, 1, 0.5, 0.0))
+        assert results[0] == results[1]
+        cut += len(results[0][0]) == 128
     assert cut > 3
 
 
@@ -298,7 +298,7 @@ def test_both_use_the_same_gumbel_noise(seed: int) -> None:
     stream = [*text, vocab]
     dists = np.log(np.random.default_rng(seed).dirichlet([0.5] * vocab, vocab)).astype(np.float32)
     order = np.argsort(-dists, axis=1)[:, : vocab // 2 + 1]
-    answers = []
+    results = []
     for module in (compiled, suffix_index_python):
         automaton, tree, noted = module.Automaton(), module.CountedTree(9), module.Successors()
         automaton.extend(text)
@@ -314,10 +314,10 @@ def test_both_use_the_same_gumbel_noise(seed: int) -> None:
             noted.grow(text[0], 5, 20, 0.01, 1.4, 3, 0.8, 0.05, noise),
             noted.grow(text[0], 5, 20, 0.0, 0.7, 0, 1.0, 0.0),
         ]
-        answers.append(grown)
-    for one, other in zip(*answers, strict=True):
+        results.append(grown)
+    for one, other in zip(*results, strict=True):
         assert one[:2] == other[:2] and one[3] == other[3] and one[2] == pytest.approx(other[2])
-    assert any(len(grown[0]) > 1 for grown in answers[0])
+    assert any(len(grown[0]) > 1 for grown in results[0])
 
 
 @both

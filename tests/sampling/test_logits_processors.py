@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.processed_decoding import edited, edited_dist
+from oracles.processed_decoding import processed, processed_dist
 from oracles.toy_grammar import counting
 
 from specdec_fast.core.draft import Draft
@@ -136,7 +136,7 @@ def test_the_distribution_of_every_node_is_that_of_its_own_text(dtype: torch.dty
         prompts[row] = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=5))
         new: list[int] = []
         for _ in range(data.draw(st.integers(0, 4))):
-            dist = edited(np.zeros(VOCAB), params[row], prompts[row], new, ENDS)
+            dist = processed(np.zeros(VOCAB), params[row], prompts[row], new, ENDS)
             new.append(data.draw(st.sampled_from([t for t in range(VOCAB - 1) if dist[t] > -np.inf])))
         texts[row] = new
         at = data.draw(st.integers(0, len(new)))
@@ -171,11 +171,11 @@ def test_the_distribution_of_every_node_is_that_of_its_own_text(dtype: torch.dty
                     break
             if reachable:
                 row_logits = logits[at].double().numpy()
-                left = edited(row_logits, params[row], prompts[row], new, ENDS)
+                left = processed(row_logits, params[row], prompts[row], new, ENDS)
                 if np.isinf(left).all():
                     assert math.isnan(dists.lse[at])
                 else:
-                    want = edited_dist(row_logits, params[row], prompts[row], new, ENDS)
+                    want = processed_dist(row_logits, params[row], prompts[row], new, ENDS)
                     assert np.allclose(weights[at], want, atol=1e-6), (row, node)
             else:
                 assert not math.isnan(dists.lse[at]), "a node that cannot be reached must not break a rule's arithmetic"

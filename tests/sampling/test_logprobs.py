@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.noisy_oracle import NoisyChain, NoisyTree
-from oracles.processed_decoding import edited_dist
+from oracles.processed_decoding import processed_dist
 from oracles.sampled_chain import DrawnChain
 
 from specdec_fast import Engine, SamplingParams
@@ -52,7 +52,7 @@ def test_every_emitted_token_has_the_target_s_probability(kind: str, temperature
             # at temperature 0 the distribution is a point: the softmax of the processed logits is reported
             text = [*prompt, *handle.tokens[:at]]
             shown = own if temperature else SamplingParams(temperature=1.0, **(CHANGES | {"top_k": 0}))
-            weights = edited_dist(model.logits_after(text), shown, prompt, handle.tokens[:at])
+            weights = processed_dist(model.logits_after(text), shown, prompt, handle.tokens[:at])
             assert each.logprob == pytest.approx(math.log(weights[each.token]), abs=1e-4)
             order = sorted(np.flatnonzero(weights), key=lambda token: (-weights[token], token))[:count]
             assert [token for token, _ in each.top] == order
