@@ -1,9 +1,7 @@
-"""Draws of foreign samplers: recorded in a file, or made by a callable. The distributions come along, nothing of ours
-runs.
+"""Draws of other samplers, from a file or a callable, with the distributions that they should follow.
 
-The file is an .npz with the arrays of `FIELDS`. A joint distribution is tested by giving every prefix a context of
-its own: the second token of a text is a draw in the context that its first token made. Tests:
-tests/lab/test_foreign_samples.py.
+The file is an .npz with the arrays of `FIELDS`. To test a joint distribution, give every prefix its own context: the
+second token of a text is then a draw in the context of its first token. Tests: tests/lab/test_foreign_samples.py.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ FIELDS = {
     "p": "float [C, V] (or [V]): the target's distribution in each of C contexts; or instead of it",
     "logits": "float [C, V]: the target's logits, with `temperature` (a number, default 1), `top_k`, `top_p`, `min_p`",
     "context": "int [N]: the context of every token (may be left out when C = 1)",
-    "q": "float [C, V]: the draft's distribution (optional: acceptance rate and branches of single drawn tokens)",
+    "q": "float [C, V]: the draft's distribution (optional: acceptance rate and branches of single sampled tokens)",
     "branch": "int [N]: 0 accepted, 1 recovered, 2 bonus (optional)",
     "drafted": "int [N]: the drafted token that was tested, -1 for none (optional: checks that q allows it)",
 }
@@ -38,7 +36,16 @@ Sampler = Callable[[np.ndarray, np.ndarray, int, int], Any]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Checked draws: tokens, context, branch int64 [N] (-1: unknown), p [C, V], q [C, V] or None."""
+    """Checked draws.
+
+    Attributes:
+        tokens: Emitted tokens, int64 [N].
+        context: Context of every token, int64 [N].
+        branch: Index in BRANCHES of every token, int64 [N]; -1 if unknown.
+        p: The target's distributions, float64 [C, V].
+        q: The draft's distributions, float64 [C, V], or None.
+        source: Where the draws come from, for messages.
+    """
 
     tokens: np.ndarray
     context: np.ndarray
@@ -59,8 +66,22 @@ class Recorded:
         drafted: Any = None,
         source: str = "recorded",
     ) -> Recorded:
-        """Raises ValueError for arrays that do not fit together, distributions that are none, and drafts that q
-        forbids.
+        """Checks draws; the arrays are described in `FIELDS`.
+
+        Args:
+            tokens: Emitted tokens, int [N].
+            p: The target's distributions, float [C, V] or [V].
+            context: Context of every token, int [N]. May be None if C = 1.
+            q: The draft's distributions, float [C, V] or [V], or None.
+            branch: Index in BRANCHES of every token, int [N], or None.
+            drafted: Tested draft token of every draw, int [N], -1 for none; or None.
+            source: Where the draws come from, for messages.
+
+        Returns:
+            The checked draws.
+
+        Raises:
+            ValueError: If shapes disagree, a distribution is invalid, or q of a draft token is 0.
         """
         dists = np.atleast_2d(check_dist(p, f"{source}: p"))
         contexts, vocab = dists.shape
@@ -87,9 +108,19 @@ class Recorded:
 
     @classmethod
     def load(cls, path: Path) -> Recorded:
-        """Read a file of the format in `FIELDS`. Raises ValueError."""
+        """Reads a file that has the arrays of `FIELDS`.
+
+        Args:
+            path: An .npz file.
+
+        Returns:
+            The checked draws.
+
+        Raises:
+            ValueError: If the file does not exist or its arrays are invalid.
+        """
         if not path.exists():
-            raise ValueError(f"--recorded: {path} does not exist")
+            raise ValueError(f"--recorded: {path} does not exist; expected an .npz file")
         try:
             arrays = arrays_in(path)
         except ValueError as error:
@@ -106,6 +137,8 @@ class Recorded:
 
 
 def _dists_of(logits: np.ndarray, settings: dict[str, Any], source: str) -> np.ndarray:
+    """Distributions of logits [C, V] under the sampling settings of a file."""
+
     def number(name: str, default: float, expected: str, fits: Callable[[float], bool]) -> float:
         value = default if settings[name] is None else np.asarray(settings[name])
         try:
@@ -130,6 +163,7 @@ def _dists_of(logits: np.ndarray, settings: dict[str, Any], source: str) -> np.n
 
 
 def _integers(values: Any, what: str, count: int | None, low: int, high: int) -> np.ndarray:
+    """Converts values in low..high - 1 to int64 [count]."""
     found = np.asarray(values)
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer) or (count is not None and len(found) != count):
         raise ValueError(
@@ -142,9 +176,10 @@ def _integers(values: Any, what: str, count: int | None, low: int, high: int) ->
 
 
 def _check_drafted(drafted: np.ndarray, context: np.ndarray, q: np.ndarray | None, source: str) -> None:
+    """Raises ValueError if q cannot propose a draft token."""
     if q is None:
         raise ValueError(
-            f"{source}: got `drafted` without `q`; expected the distribution that the drafts were drawn from"
+            f"{source}: got `drafted` without `q`; expected the distribution that the drafts were sampled from"
         )
     tested = np.nonzero(drafted >= 0)[0]
     bad = tested[q[context[tested], drafted[tested]] == 0]
@@ -152,30 +187,44 @@ def _check_drafted(drafted: np.ndarray, context: np.ndarray, q: np.ndarray | Non
         at = bad[0]
         raise ValueError(
             f"{source}: drafted[{at}] is token {drafted[at]}, which has q = 0 in context {context[at]}; expected a "
-            "token that q can draw; record the distribution that the draft was really drawn from"
+            "token that q can propose; record the distribution that the draft was sampled from"
         )
 
 
 def from_sampler(sampler: Sampler, p: Any, q: Any, count: int, seed: int = 0, source: str = "sampler") -> Recorded:
-    """Draw `count` tokens in each context from a callable. p, q: [C, V] or [V]. Raises ValueError."""
+    """Draws tokens from a callable in each context.
+
+    Args:
+        sampler: The sampler under test.
+        p: The target's distributions, float [C, V] or [V].
+        q: The draft's distributions, of the same shape.
+        count: Number of draws in each context.
+        seed: Seed of the first context. Context c gets seed + c.
+        source: Name of the sampler, for messages.
+
+    Returns:
+        The checked draws.
+
+    Raises:
+        ValueError: If the distributions or the returned tokens are invalid.
+    """
     target, draft = np.atleast_2d(check_dist(p, "p")), np.atleast_2d(check_dist(q, "q"))
     tokens, branches, context = [], [], []
     for at, (dist, other) in enumerate(zip(target, draft)):
-        answer = sampler(dist, other, count, seed + at)
-        own, how = answer if isinstance(answer, tuple) else (answer, np.full(count, -1))
+        result = sampler(dist, other, count, seed + at)
+        own, how = result if isinstance(result, tuple) else (result, np.full(count, -1))
         own = np.asarray(own)
         if own.shape != (count,):
             raise ValueError(f"{source}: got tokens of shape {own.shape}; expected ({count},), one per draw")
         tokens.append(own)
         branches.append(np.asarray(how))
         context.append(np.full(count, at))
-    joined = (np.concatenate(each) for each in (tokens, context, branches))
-    drawn, contexts, how = joined
-    return Recorded.make(drawn, target, context=contexts, q=draft, branch=how, source=source)
+    joined, contexts, how = (np.concatenate(each) for each in (tokens, context, branches))
+    return Recorded.make(joined, target, context=contexts, q=draft, branch=how, source=source)
 
 
 def contexts_of(recorded: Recorded) -> list[tuple[int, np.ndarray]]:
-    """(context, counts [V]) of every context that was drawn in."""
+    """Returns (context, counts int64 [V]) of every context that has draws."""
     vocab = recorded.p.shape[1]
     return [
         (int(at), np.bincount(recorded.tokens[recorded.context == at], minlength=vocab))
@@ -184,7 +233,7 @@ def contexts_of(recorded: Recorded) -> list[tuple[int, np.ndarray]]:
 
 
 def checks_of(recorded: Recorded) -> list[Test]:
-    """Chi-square and G per context; with q and branches also accepted, recovered, bonus and the acceptance rate."""
+    """Runs chi-square and G tests per context; with q and branches, also tests of each branch and of the rate."""
     found = []
     for at, counts in contexts_of(recorded):
         p = recorded.p[at]
@@ -212,7 +261,7 @@ def checks_of(recorded: Recorded) -> list[Test]:
 
 
 def summary_of(recorded: Recorded) -> list[dict[str, Any]]:
-    """Draws and certified distance per context."""
+    """Returns draws and certified distance per context."""
     return [
         {"context": at, "draws": int(counts.sum()), "certified_distance": certified_distance(counts, recorded.p[at])}
         for at, counts in contexts_of(recorded)

@@ -1,6 +1,7 @@
-"""Plots: observed frequencies beside the distributions (experiment B), and what rules accept.
+"""Plots of observed frequencies next to the distributions (experiment B), and of accepted tokens by rule.
 
-Every function returns a PNG as bytes. Colours are told apart without red and green. Tests: tests/lab/test_plots.py.
+Charts are returned as PNG bytes. The colours can be distinguished without red and green.
+Tests: tests/lab/test_plots.py.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ _STYLE: dict[Any, Any] = {
 
 
 def token_label(token: int, decode: Callable[[int], str] | None) -> str:
-    """A token as a short tick label, spaces and control characters made visible."""
+    """Returns a short tick label of a token. Spaces and control characters are made visible."""
     if decode is None:
         return str(token)
     text = decode(token)
     if len(text) > 2 and not text.strip(" "):
         return f"\u00b7\u00d7{len(text)}"
     shown = "".join({" ": "\u00b7", "\n": "\\n", "\t": "\\t"}.get(c, c if c.isprintable() else "\ufffd") for c in text)
-    shown = shown.replace("$", r"\$")  # matplotlib would read it as mathematics
+    shown = shown.replace("$", r"\$")  # otherwise matplotlib starts mathematics mode
     return shown if len(shown) <= 9 else shown[:8] + "\u2026"
 
 
-ProposalKind = TypeVar("ProposalKind", bound=Callable[..., Any])
+_Plot = TypeVar("_Plot", bound=Callable[..., Any])
 
 
-def styled(draw: ProposalKind) -> ProposalKind:
-    """Draw with the style of this module, without a display and without touching the caller's settings."""
+def styled(draw: _Plot) -> _Plot:
+    """Decorates a plot function: it uses the style of this module and no display. Global settings do not change."""
 
     @wraps(draw)
     def styled(*args: Any, **kwargs: Any) -> Any:
@@ -67,16 +68,18 @@ def styled(draw: ProposalKind) -> ProposalKind:
         with matplotlib.rc_context({"backend": "Agg", **_STYLE}):
             return draw(*args, **kwargs)
 
-    return cast(ProposalKind, styled)
+    return cast(_Plot, styled)
 
 
 def new_figure(width: float, height: float, **layout: Any) -> tuple[Any, Any]:
+    """Returns a figure and its axes. The size is in inches; `layout` goes to `pyplot.subplots`."""
     from matplotlib import pyplot
 
     return pyplot.subplots(figsize=(width, height), layout="constrained", **layout)
 
 
 def as_png(figure: Any) -> bytes:
+    """Renders a figure as PNG and closes it."""
     from matplotlib import pyplot
 
     buffer = BytesIO()
@@ -86,18 +89,18 @@ def as_png(figure: Any) -> bytes:
 
 
 def shown_bars(p: np.ndarray, most: int = BARS) -> np.ndarray:
-    """The stated set of bars: the likeliest tokens of the target's distribution, int64 [m]."""
+    """Returns the tokens that get a bar: the likeliest of the target's distribution, int64 [m]."""
     return np.argsort(-p, kind="stable")[: min(most, int((p > 0).sum()))]
 
 
 def with_rest(values: np.ndarray, bars: np.ndarray) -> np.ndarray:
-    """The values [V] of the bars, and of all other tokens together where there are any."""
+    """Returns the values of the bars, followed by the sum of all other tokens if there are any."""
     rest = max(values.sum() - values[bars].sum(), 0)
     return np.append(values[bars], rest) if len(bars) < len(values) else values[bars]
 
 
 def bar_scores(p: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The z-score of every bar of `observed_chart`. p: float64 [V]; counts: int64 [V]."""
+    """Returns the z-score of every bar of `observed_chart`, from p float64 [V] and counts int64 [V]."""
     bars = shown_bars(p)
     dist = with_rest(p, bars)
     return np.asarray(z_scores(with_rest(counts, bars).astype(np.int64), dist / dist.sum()))
@@ -120,11 +123,20 @@ def observed_chart(
     spread: Spread,
     decode: Callable[[int], str] | None = None,
 ) -> bytes:
-    """Base distribution, draft distribution and observed frequency with 99.9% intervals, and the z-score of every bar
-    below.
+    """Plots distributions and observed frequencies with 99.9% intervals, and the z-score of every bar below.
 
-    p, q: float64 [V] (q may be None); counts: int64 [V]. The last bar is all other tokens together, cut where it is
-    taller than the axis.
+    The last bar is the sum of all other tokens. It is cut off if it is taller than the axis.
+
+    Args:
+        title: Title of the chart.
+        p: Base distribution, float64 [V].
+        q: Draft distribution, float64 [V], or None.
+        counts: Observed counts, int64 [V].
+        spread: Spread over the single bars, for the caption.
+        decode: Converts a token to text for its label. None labels tokens by id.
+
+    Returns:
+        The chart as PNG.
     """
     bars = shown_bars(p)
     total = int(counts.sum())
@@ -151,7 +163,7 @@ def observed_chart(
     limit = single * 1.3
     top.set_ylim(0, limit)
     rest = "(rest)"
-    if len(dist) > len(bars):  # one tall bar must not flatten all others
+    if len(dist) > len(bars):  # a tall last bar must not flatten the others
         for at, values in enumerate([*(values for values, *_ in series), frequency]):
             if values[-1] > limit:
                 _cut_off(top, left[-1] + at * width, width, values[-1], limit)
@@ -180,9 +192,14 @@ def observed_chart(
 
 @styled
 def accepted_chart(groups: Sequence[tuple[str, Sequence[tuple[str, float, float]]]]) -> bytes:
-    """Mean accepted tokens per step, a panel for each group that may be compared: (title, rows), from the top down.
+    """Plots mean accepted tokens per step, with one panel for each group of comparable rules.
 
-    A row: (name, mean, half-width of its 99.9% interval).
+    Args:
+        groups: Title and rows of each panel, from top to bottom. A row is (name, mean, half-width of its 99.9%
+            interval).
+
+    Returns:
+        The chart as PNG.
     """
     sizes = [len(rows) for _, rows in groups]
     figure, axes = new_figure(7.2, 0.9 * len(groups) + 0.42 * sum(sizes), nrows=len(groups), height_ratios=sizes)

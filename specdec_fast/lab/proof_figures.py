@@ -1,4 +1,4 @@
-"""The six figures of the proof (experiment C), from real distributions. Every one is a PNG as bytes.
+"""The six figures of the losslessness proof (experiment C), from real distributions, as PNG bytes.
 
 Tests: tests/lab/test_plots.py.
 """
@@ -14,19 +14,20 @@ from specdec_fast.lab.plots import BASE, DRAFT, INK, as_png, new_figure, styled,
 
 ACCEPTED, REJECTED, MISSING = "#4da77a", "#c8553d", "#f2c14e"
 ABSENT = 5.0
-"""Where a token that one distribution lacks stands on the axis of ln(p / q): this adds e^-5 of its weight to that
-distribution.
-"""
+"""Position |ln(p / q)| of a token that one distribution lacks: that distribution then gets e^-5 of its weight."""
 
 
 class Curves:
-    """p and q as densities over s = ln(p / q), the tokens' log-ratio. p, q: float64 [V].
+    """Distributions p and q as densities over the log-ratio s = ln(p / q) of a token.
 
-    Two weights of one token differ by the factor e^s, so the densities do so at every s: they cross at s = 0, to the
-    left the draft gives too much, to the right too little. Smoothed with a Gaussian kernel of width h in a way that
-    keeps this factor and both areas: q_i N(s; s_i - h^2 / 2, h), and e^s times it. The extreme 0.4% of the mass that
-    both distributions have, and tokens that one of them lacks, stand at the ends: the latter where the other is e^5
-    of it.
+    The probabilities of a token differ by the factor e^s, and so do the densities at every s. They cross at s = 0:
+    q is larger to the left, p to the right. A Gaussian kernel of width h smooths them and keeps this factor and both
+    areas: q_i N(s; s_i - h^2 / 2, h), and e^s times it. The most extreme 0.4% of the mass is moved to the ends. Tokens
+    that one distribution lacks are plotted at a ratio of at least e^5.
+
+    Args:
+        p: Base distribution, float64 [V].
+        q: Draft distribution, float64 [V].
     """
 
     def __init__(self, p: np.ndarray, q: np.ndarray) -> None:
@@ -47,7 +48,7 @@ class Curves:
         self.s = np.linspace(s.min() - 3.5 * width - width**2 / 2, s.max() + 3.5 * width, 800)
         kernel = np.exp(-0.5 * ((self.s[:, None] - s[None, :] + width**2 / 2) / width) ** 2)
         kernel /= width * np.sqrt(2 * np.pi)
-        self.q = kernel @ np.where(s > 0, p * np.exp(-s), q)  # what lies at a clipped end keeps its larger weight
+        self.q = kernel @ np.where(s > 0, p * np.exp(-s), q)  # a token at a clipped end keeps its larger weight
         self.p = self.q * np.exp(self.s)
         self.both = np.minimum(self.p, self.q)
         self.accept = np.minimum(1.0, np.exp(self.s))
@@ -57,7 +58,17 @@ class Curves:
 def proof_figures(
     p: np.ndarray, q: np.ndarray, decode: Callable[[int], str] | None = None, where: str = ""
 ) -> list[tuple[str, str, bytes]]:
-    """The article's six figures from real distributions p and q, float64 [V]: (name, caption, PNG) of each."""
+    """Draws the article's six figures.
+
+    Args:
+        p: Base distribution, float64 [V].
+        q: Draft distribution, float64 [V].
+        decode: Converts a token to text for its label. None labels tokens by id.
+        where: Name of the position, for the caption.
+
+    Returns:
+        (name, caption, PNG) of each figure.
+    """
     curves, bars = Curves(p, q), np.argsort(-np.maximum(p, q), kind="stable")[:18]
     bars = bars[np.argsort((p - q)[bars], kind="stable")]
     overlap = float(np.minimum(p, q).sum())
@@ -80,8 +91,8 @@ def proof_figures(
         ),
         (
             "5-rejected",
-            f"Branch II: rejected with chance {1 - overlap:.3f}, then drawn from the normalised (p - q)+. The product "
-            "is (p - q)+.",
+            f"Branch II: rejected with chance {1 - overlap:.3f}, then sampled from the normalised (p - q)+. The "
+            "product is (p - q)+.",
             _rejected(curves, p, q, bars, labels, overlap),
         ),
         (
@@ -95,7 +106,7 @@ def proof_figures(
 def _axes(axis: Any, curves: Curves) -> None:
     axis.set_xlim(curves.s[0], curves.s[-1])
     axis.set_ylim(bottom=0)
-    axis.set_xlabel("ln(p / q): draft too eager  \u2190   \u2192  draft too shy")
+    axis.set_xlabel("ln(p / q): q is larger  \u2190   \u2192  p is larger")
     axis.set_ylabel("probability density")
 
 
@@ -129,7 +140,7 @@ def _bars(p: np.ndarray, q: np.ndarray, bars: np.ndarray, labels: Sequence[str])
 def _pair(
     curves: Curves, p: np.ndarray, q: np.ndarray, bars: np.ndarray, labels: Sequence[str], paint: Callable[..., None]
 ) -> bytes:
-    """Curves on the left, bars of single tokens on the right, painted alike."""
+    """Draws curves on the left and bars of single tokens on the right, with the same `paint` function."""
     figure, (left, right) = new_figure(11.5, 3.9, ncols=2)
     paint(left, curves.s, curves.p, curves.q, curves.both, True)
     _axes(left, curves)
@@ -169,7 +180,7 @@ def _sum(axis: Any, x: np.ndarray, p: np.ndarray, q: np.ndarray, both: np.ndarra
 
 
 def _chances(left: Any, label: str) -> Any:
-    """An axis for chances at the right of one for densities."""
+    """Adds an axis for probabilities on the right."""
     right = left.twinx()
     right.set_ylim(0, 1.08)
     right.set_ylabel(label)
@@ -190,7 +201,7 @@ def _accepted(curves: Curves, p: np.ndarray, q: np.ndarray, bars: np.ndarray, la
     left.plot(curves.s, curves.both, color=INK, linewidth=1.8, label="product: min(p, q)")
     left.fill_between(curves.s, curves.both, color=ACCEPTED, alpha=0.35, linewidth=0)
     _axes(left, curves)
-    rate = _chances(left, "chance of acceptance")
+    rate = _chances(left, "acceptance probability")
     rate.plot(curves.s, curves.accept, color=REJECTED, linewidth=1.5, linestyle="--", label="min(1, p/q): accepted")
     _legend_above(left, rate, 3)
     x = np.arange(len(bars))
@@ -208,12 +219,12 @@ def _rejected(
     rest = np.maximum(curves.p - curves.both, 0)
     chance = max(1 - overlap, 1e-12)
     left.plot(
-        curves.s, rest / chance, color=MISSING, linewidth=2, label="(p \u2212 q)+ normalised: drawn after a rejection"
+        curves.s, rest / chance, color=MISSING, linewidth=2, label="(p \u2212 q)+ normalised: sampled after a rejection"
     )
     left.plot(curves.s, rest, color=INK, linewidth=1.6, label="product: (p \u2212 q)+")
     left.fill_between(curves.s, rest, color=MISSING, alpha=0.45, linewidth=0)
     _axes(left, curves)
-    rate = _chances(left, "chance of a rejection")
+    rate = _chances(left, "rejection probability")
     rate.axhline(chance, color=REJECTED, linewidth=1.5, linestyle="--", label=f"rejected: {1 - overlap:.3f}")
     _legend_above(left, rate, 2)
     x = np.arange(len(bars))

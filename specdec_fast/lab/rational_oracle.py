@@ -1,7 +1,6 @@
-"""Independent answers in rational arithmetic, written from the definitions: distributions of texts, acceptance, bounds.
+"""Reference results in rational arithmetic, from the definitions: text distributions, acceptance and bounds.
 
-Shares nothing with the rules and operators under test but the numbers that go in. Tests:
-tests/lab/test_rational_oracle.py.
+Shares no code with the rules and operators under test. Tests: tests/lab/test_rational_oracle.py.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ After = Callable[[Text], Distribution]
 
 
 def rational_dist(source: random.Random, vocab: int) -> list[Fraction]:
-    """Small integer weights, zeros among them, normalised."""
+    """Returns a random distribution from small integer weights, some of them zero."""
     while True:
         weights = [max(source.randrange(-2, 7), 0) for _ in range(vocab)]
         if sum(weights):
@@ -27,11 +26,16 @@ def rational_dist(source: random.Random, vocab: int) -> list[Fraction]:
 
 
 class RationalModel:
-    """A distribution per text, a function of its length and last token: zeros, point masses and ties with `like` all
-    occur.
+    """A random language model. Its distribution depends on the length and the last tokens of a text.
 
-    vocab: size; seed: which model; like: a model with whose distributions one in five of ours agrees (p = q: nothing
-    may be refused); memory: how many last tokens matter (0 and `timeless`: the same distribution everywhere).
+    Zeros and point masses occur.
+
+    Args:
+        vocab: Number of tokens.
+        seed: Seed of the model.
+        like: Another model. One in five distributions is equal to its distribution, so that p = q occurs.
+        memory: Number of last tokens that matter.
+        timeless: Ignore the length. With memory 0, the distribution is the same after every text.
     """
 
     def __init__(
@@ -41,10 +45,11 @@ class RationalModel:
         self._known: dict[object, list[Fraction]] = {}
 
     def key(self, text: Text) -> object:
-        """Texts of equal key have the same distribution, and so have their continuations."""
+        """Returns a key. Texts with equal keys have the same distribution, and so do their continuations."""
         return (0 if self.timeless else len(text), text[-self.memory :] if self.memory else ())
 
     def after(self, text: Text) -> list[Fraction]:
+        """Returns the distribution of the next token."""
         key = self.key(text)
         if key not in self._known:
             source = random.Random(f"{self.seed}-{key}")
@@ -54,7 +59,7 @@ class RationalModel:
 
 
 def target_dist(after: After, length: int) -> dict[Text, Fraction]:
-    """The joint distribution of the first `length` tokens of plain decoding; texts of probability 0 are left out."""
+    """Returns the joint distribution of the first `length` tokens of plain decoding, without impossible texts."""
     found: dict[Text, Fraction] = {(): Fraction(1)}
     for _ in range(length):
         found = {
@@ -67,20 +72,18 @@ def target_dist(after: After, length: int) -> dict[Text, Fraction]:
 
 
 def drafted_chains(q_after: After, context: Text, depth: int) -> dict[Text, Fraction]:
-    """All chains of `depth` tokens drawn one after the other from q after `context`."""
+    """Returns all chains of `depth` tokens sampled from q after `context`, with their probabilities."""
     return target_dist(lambda text: q_after((*context, *text)), depth)
 
 
 def chain_ratios(p_after: After, q_after: After, context: Text, drafted: Text) -> list[Fraction]:
-    """p / q of every token of a drafted chain."""
+    """Returns p / q of every token of a drafted chain."""
     prefixes = [(*context, *drafted[:at]) for at in range(len(drafted))]
     return [p_after(before)[token] / q_after(before)[token] for before, token in zip(prefixes, drafted, strict=True)]
 
 
 def rejection_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
-    """Expected accepted tokens of the rejection rule: sum over i of E[prod_{j<=i} min(1, p/q)] (Leviathan et al.
-    2023).
-    """
+    """Returns the expected accepted tokens of rule `rejection`: sum over i of E[prod_{j<=i} min(1, p/q)]."""
     total = Fraction(0)
     for drafted, chance in drafted_chains(q_after, context, depth).items():
         alive = Fraction(1)
@@ -91,7 +94,7 @@ def rejection_accepted(p_after: After, q_after: After, context: Text, depth: int
 
 
 def block_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
-    """Expected accepted tokens of block verification: sum over i of E[w_i], w_i = min(1, w_{i-1} p/q) (Sun et al.)."""
+    """Returns the expected accepted tokens of rule `block`: sum over i of E[w_i], w_i = min(1, w_{i-1} p/q)."""
     total = Fraction(0)
     for drafted, chance in drafted_chains(q_after, context, depth).items():
         weight = Fraction(1)
@@ -102,8 +105,22 @@ def block_accepted(p_after: After, q_after: After, context: Text, depth: int) ->
 
 
 def coupled_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
-    """Expected accepted tokens of replay on a chain coupled by its noise: both choose x with chance
-    1 / sum_y max(p_y / p_x, q_y / q_x) (Daliri, Musco, Suresh 2024), independently at every position.
+    """Computes the expected accepted tokens of rule `replay` on a chain that is coupled by its noise.
+
+    Target and draft both sample x with probability 1 / sum_y max(p_y / p_x, q_y / q_x), independently at every
+    position.
+
+    Args:
+        p_after: The target's distribution after a text.
+        q_after: The draft's distribution after a text.
+        context: The text before the draft.
+        depth: Length of the chain.
+
+    Returns:
+        Expected accepted tokens.
+
+    Source:
+        Daliri, Musco, Suresh 2024.
     """
     if not depth:
         return Fraction(0)
@@ -116,22 +133,30 @@ def coupled_accepted(p_after: After, q_after: After, context: Text, depth: int) 
 
 
 def geometric_tokens(alpha: float | Fraction, depth: int) -> float | Fraction:
-    """(1 - alpha^(depth+1)) / (1 - alpha): expected tokens per step if every test passes with chance alpha."""
+    """Returns (1 - alpha^(depth+1)) / (1 - alpha): expected tokens per step at acceptance rate alpha."""
     return depth + 1 if alpha == 1 else (1 - alpha ** (depth + 1)) / (1 - alpha)
 
 
 def overlap(p: Distribution, q: Distribution) -> Fraction:
-    """sum min(p, q) = 1 - TV: the acceptance rate of one drawn token."""
+    """Returns sum min(p, q) = 1 - TV, the acceptance rate of one sampled token."""
     return sum((min(a, b) for a, b in zip(p, q, strict=True)), Fraction(0))
 
 
 def coupled_choice(p: Distribution, q: Distribution, drafted: int) -> list[Fraction]:
-    """The distribution of the target's choice, given that the draft chose `drafted` by the same Gumbel noise.
+    """Computes the distribution of the target's choice, given that the draft sampled `drafted` with the same noise.
 
-    With E_i = exp(-noise_i), independent exponential times, the draft takes the least E_i / q_i and the target the
-    least E_i / p_i. For the choice c and r = E_drafted / E_c, the others have to be later than E_c times the larger of
-    r q_i / q_drafted and p_i / p_c: linear in r between the places where these are equal, so every piece has a rational
+    E_i = exp(-noise_i) are independent exponential variables. The draft samples the least E_i / q_i, and the target
+    the least E_i / p_i. Let c be the target's choice and r = E_drafted / E_c. Every other E_i must exceed E_c times the
+    larger of r q_i / q_drafted and p_i / p_c. This bound is piecewise linear in r, so every piece has a rational
     integral.
+
+    Args:
+        p: The target's distribution.
+        q: The draft's distribution.
+        drafted: The draft token.
+
+    Returns:
+        Probability of every token as the target's choice.
     """
     found = [Fraction(0)] * len(p)
     by_draft = [weight / q[drafted] for weight in q]
@@ -144,7 +169,7 @@ def coupled_choice(p: Distribution, q: Distribution, drafted: int) -> list[Fract
             continue
         others = [i for i in range(len(p)) if i not in (c, drafted)]
         equal = {i: by_target[i] / by_draft[i] for i in others if by_draft[i]}
-        last = 1 / by_draft[c] if by_draft[c] else None  # None: no end
+        last = 1 / by_draft[c] if by_draft[c] else None  # None: unbounded
         inside = sorted(r for r in equal.values() if r > by_target[drafted] and (last is None or r < last))
         ends: list[Fraction | None] = [by_target[drafted], *inside, last]
         for low, high in pairwise(ends):
@@ -158,14 +183,25 @@ def coupled_choice(p: Distribution, q: Distribution, drafted: int) -> list[Fract
 
 
 def transport_bound(p: Distribution, sets: Mapping[frozenset[int], Fraction]) -> Fraction:
-    """alpha*: the most any lossless rule can accept at one node (Hu et al. 2025), min over H of p(H) + 1 - P(all in H).
+    """Computes alpha*, the largest acceptance rate of any lossless rule at one node.
 
-    sets: chance of each set of proposed tokens. Tries all subsets H of the vocabulary: small ones only.
+    It is the minimum over token sets H of p(H) + 1 - P(all proposals in H). All subsets are enumerated, so the
+    vocabulary must be small.
+
+    Args:
+        p: The target's distribution.
+        sets: Probability of each set of proposed tokens.
+
+    Returns:
+        The bound.
+
+    Source:
+        Hu et al. 2025.
     """
     tokens = [token for token, weight in enumerate(p) if weight]
     best = Fraction(1)
     for inside in chain.from_iterable(combinations(tokens, size) for size in range(len(tokens) + 1)):
-        # tokens that p forbids cost nothing, so H holds all of them
+        # tokens with p = 0 do not increase p(H), so H contains all of them
         wide = frozenset(inside) | frozenset(token for token, weight in enumerate(p) if not weight)
         missing = 1 - sum((chance for drafted, chance in sets.items() if drafted <= wide), Fraction(0))
         best = min(best, sum((p[token] for token in inside), Fraction(0)) + missing)
@@ -173,7 +209,15 @@ def transport_bound(p: Distribution, sets: Mapping[frozenset[int], Fraction]) ->
 
 
 def text_dist(step: Callable[[Text], Iterable[tuple[float, Text]]], length: int) -> dict[Text, float]:
-    """The joint distribution of the first `length` tokens when steps are repeated until there are enough."""
+    """Computes the joint distribution of the first `length` tokens of repeated steps.
+
+    Args:
+        step: Returns (probability, emitted tokens) of every outcome after a context.
+        length: Number of tokens.
+
+    Returns:
+        Probability of every text.
+    """
     found: dict[Text, float] = {}
     pending: dict[Text, float] = {(): 1.0}
     while pending:
@@ -190,11 +234,23 @@ def text_dist(step: Callable[[Text], Iterable[tuple[float, Text]]], length: int)
 def dist_of_logits(
     logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> np.ndarray:
-    """Probabilities float64 [V] of one row of logits [V]: temperature, top-k, top-p, min-p; ties to the lower id.
+    """Computes the processed distribution of one row of logits. Ties go to the lower id.
 
-    top_p and min_p are taken in float32, as batches of requests keep them: 0.1 of ten equal tokens are two.
+    `top_p` and `min_p` are rounded to float32, because batches of requests store them in float32. The rounded 0.1 is
+    larger than 0.1, so top-p 0.1 keeps two of ten equal tokens.
 
-    Raises ValueError for NaN, +inf, or a row without a finite logit.
+    Args:
+        logits: Logits, float [V].
+        temperature: Temperature; 0 is greedy.
+        top_k: Number of kept tokens; 0 keeps all.
+        top_p: Kept probability.
+        min_p: Least probability, relative to the largest.
+
+    Returns:
+        Probabilities, float64 [V].
+
+    Raises:
+        ValueError: If a logit is NaN or +inf, or none is finite.
     """
     level = np.asarray(logits, dtype=np.float64)
     if np.isnan(level).any() or (level == np.inf).any() or not np.isfinite(level).any():

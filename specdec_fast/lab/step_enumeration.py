@@ -3,7 +3,7 @@
 A rule with accept tests reports their `thresholds`. For every combination of passing and failing tests, the rule itself
 runs on `uniforms` that produce it. So its own walk decides what is accepted. The residual weights at the end of the
 walk are the distribution of the next token. Replay has no accept tests: every combination of the target's choices takes
-their place, by distributions that allow one token each.
+their place, by distributions that allow one token each. Each combination is a cell.
 
 Steps after many contexts are one batch. Tests: tests/lab/test_step_enumeration.py,
 tests/lab/test_exact_distributions.py.
@@ -31,11 +31,12 @@ Outcomes = dict[Text, float]
 
 
 def packed_dists(rows: Sequence[Distribution]) -> TokenDistributions:
-    """Rational distributions as the engine carries them: float64 logits and their statistics at temperature 1."""
+    """Converts rational distributions to float64 logits with statistics at temperature 1."""
     return _dists_of(torch.tensor([[float(weight) for weight in row] for row in rows], dtype=torch.float64).log())
 
 
 def _dists_of(logits: torch.Tensor) -> TokenDistributions:
+    """Distributions of logits [R, V] at temperature 1."""
     count = len(logits)
     temperature, top_k = torch.ones(count), torch.zeros(count, dtype=torch.int32)
     return TokenDistributions(
@@ -44,7 +45,7 @@ def _dists_of(logits: torch.Tensor) -> TokenDistributions:
 
 
 def depth_first(tree: DraftTree) -> DraftTree:
-    """The same draft with every node directly followed by its first child: another layout, the same tree."""
+    """Reorders a draft depth-first: every node is directly followed by its first child. The tree stays the same."""
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node, parent in enumerate(tree.parents[1:], 1):
         children[parent].append(node)
@@ -66,38 +67,48 @@ def depth_first(tree: DraftTree) -> DraftTree:
     )
 
 
-class _Sources:
-    """Distributions in the order in which they were first met, each of them once."""
+class _UniqueDists:
+    """Collects distinct distributions in order of first use."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[Any, ...], int] = {}
-        # models answer with the same object every time, and fractions are slow to hash; kept, so that no id is reused
+        # models return the same object for a context, and fractions are slow to hash; references keep ids unique
         self._seen: dict[int, tuple[Distribution, int]] = {}
 
     def row(self, dist: Distribution) -> int:
+        """Returns the row of a distribution."""
         if id(dist) not in self._seen:
             self._seen[id(dist)] = dist, self._rows.setdefault(tuple(dist), len(self._rows))
         return self._seen[id(dist)][1]
 
     def packed(self) -> TokenDistributions | None:
+        """Returns all rows, or None if there are none."""
         return packed_dists(list(self._rows)) if self._rows else None
 
 
 def pack(
     drafts: Sequence[tuple[Text, DraftTree]], after: Callable[[Text], Distribution]
 ) -> tuple[Draft, TokenDistributions]:
-    """Drafts, each with its context, as one batch, ragged as they are, and the target's distribution at every node."""
-    sources, targets = _Sources(), _Sources()
+    """Packs drafts as one ragged batch.
+
+    Args:
+        drafts: Context and tree of each row.
+        after: The target's distribution after a text.
+
+    Returns:
+        The batch, and the target's distribution after each of its M nodes.
+    """
+    sources, targets = _UniqueDists(), _UniqueDists()
     tokens: list[int] = []
     parents: list[int] = []
-    drawn: list[int] = []
+    kinds: list[int] = []
     dist_index: list[int] = []
     row_of: list[int] = []
     target_row: list[int] = []
     for row, (context, tree) in enumerate(drafts):
         tokens += tree.tokens
         parents += tree.parents
-        drawn += map(int, tree.proposal_kinds)
+        kinds += map(int, tree.proposal_kinds)
         dist_index += [-1 if dist is None else sources.row(dist) for dist in tree.dist]
         target_row += [targets.row(after((*context, *text))) for text in tree.text]
         row_of += [row] * len(tree.tokens)
@@ -107,7 +118,7 @@ def pack(
         tokens=torch.tensor(tokens),
         parents=torch.tensor(parents, dtype=torch.int32),
         offsets=torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
-        proposal_kinds=torch.tensor(drawn, dtype=torch.int8),
+        proposal_kinds=torch.tensor(kinds, dtype=torch.int8),
         dist_index=torch.tensor(dist_index, dtype=torch.int32),
         row_of=torch.tensor(row_of),
         counts=counts,
@@ -122,7 +133,15 @@ def pack(
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Rows of a batch, some of them several times: source row and number of every copy, source node of every node."""
+    """Copies of the rows of a batch.
+
+    Attributes:
+        draft: The copies, as a batch.
+        dists: The target's distributions after its nodes.
+        source: Original row of every copy.
+        number: Index of every copy among those of its row.
+        nodes: Original node of every node.
+    """
 
     draft: Draft
     dists: TokenDistributions
@@ -132,7 +151,7 @@ class Copies:
 
 
 def copies_of(draft: Draft, dists: TokenDistributions, times: np.ndarray) -> Copies:
-    """Row r of the batch `times[r]` times, copies of a row side by side."""
+    """Copies row r of a batch `times[r]` times. The copies of a row are adjacent."""
     counts = np.asarray(draft.counts)
     source = np.repeat(np.arange(len(counts)), times)
     number = np.arange(len(source)) - np.repeat(np.cumsum(times) - times, times)
@@ -159,8 +178,13 @@ def copies_of(draft: Draft, dists: TokenDistributions, times: np.ndarray) -> Cop
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The cells of a batch of steps. source: each one's row of the batch; chance: given that row; emitted: int64
-    [cells, depth], accepted tokens padded with -1; residual: weights of the token drawn there.
+    """Cells of a batch of steps, one for every combination of random outcomes.
+
+    Attributes:
+        source: Row of the batch of every cell, [N].
+        chance: Probability of every cell, given its row, [N].
+        emitted: Accepted tokens, int64 [N, depth], padded with -1.
+        residual: Unnormalised weights of the next token, [N, V].
     """
 
     source: np.ndarray
@@ -169,47 +193,71 @@ class Cells:
     residual: np.ndarray
 
 
-def _answer(rule: Rule, draft: Draft, dists: TokenDistributions, **coins: torch.Tensor) -> Acceptance:
+def _verify(rule: Rule, draft: Draft, dists: TokenDistributions, **uniforms: torch.Tensor) -> Acceptance:
+    """Runs a rule with arbitrary keys, and with given uniforms if it has thresholds."""
     rows = draft.num_rows
     rng = Rng(torch.arange(rows), torch.full((rows,), 9, dtype=torch.int32))
-    return rule(draft, tree_plan(draft.parents, draft.offsets), dists, rng, **coins)
+    return rule(draft, tree_plan(draft.parents, draft.offsets), dists, rng, **uniforms)
 
 
-def coin_cells(rule: ThresholdRule, draft: Draft, dists: TokenDistributions) -> Cells:
-    """Enumerates all combinations of accept tests that pass and fail."""
+def threshold_cells(rule: ThresholdRule, draft: Draft, dists: TokenDistributions) -> Cells:
+    """Enumerates all combinations of accept tests that pass and fail.
+
+    Args:
+        rule: A rule with thresholds.
+        draft: The batch.
+        dists: The target's distribution after each node.
+
+    Returns:
+        The cells.
+
+    Raises:
+        AssertionError: If a threshold is outside [0, 1], or a path is not one of the draft.
+    """
     plan = tree_plan(draft.parents, draft.offsets)
     threshold, residual = (part.double().numpy() for part in rule.thresholds(draft, plan, dists))
     inner = draft.parents.numpy() >= 0
     if not ((threshold >= 0) & (threshold <= 1)).all():
         raise AssertionError(f"rule {rule.name}: thresholds from {threshold.min()} to {threshold.max()} leave [0, 1]")
-    coin = inner & (threshold > 1e-13) & (threshold < 1 - 1e-13)  # the others are decided
+    open_ = inner & (threshold > 1e-13) & (threshold < 1 - 1e-13)  # the outcome of the others is certain
     of_row = draft.row_of.numpy()
-    per_row = np.bincount(of_row[coin], minlength=len(draft.counts))
-    before: np.ndarray = np.cumsum(coin) - coin
+    per_row = np.bincount(of_row[open_], minlength=len(draft.counts))
+    before: np.ndarray = np.cumsum(open_) - open_
     bit = before - (np.cumsum(per_row) - per_row)[of_row]
     many = copies_of(draft, dists, 2**per_row)
     number = many.number[many.draft.row_of.numpy()]
-    tossed, level = coin[many.nodes], threshold[many.nodes]
-    passes = np.where(tossed, (number >> bit[many.nodes]) & 1, level > 0.5).astype(bool)
+    is_open, level = open_[many.nodes], threshold[many.nodes]
+    passes = np.where(is_open, (number >> bit[many.nodes]) & 1, level > 0.5).astype(bool)
     beside = np.where(passes, level * (1 - _NUDGE), np.minimum(level * (1 + _NUDGE), (1 + level) / 2))
-    uniforms = np.where(tossed, beside, 0.5).astype(np.float32)
+    uniforms = np.where(is_open, beside, 0.5).astype(np.float32)
     # uniforms are in (0, 1); a threshold of 1e-13 or more is further from both than any nudge
     uniforms = np.clip(uniforms, np.float32(2.0**-60), np.float32(1 - 2.0**-24))
-    factor = np.where(tossed, np.where(passes, level, 1 - level), 1.0)
+    factor = np.where(is_open, np.where(passes, level, 1 - level), 1.0)
     rows = len(many.source)
-    answer = _answer(rule, many.draft, many.dists, uniforms=torch.from_numpy(uniforms))
-    path, emitted = walked(many.draft, answer)
+    acceptance = _verify(rule, many.draft, many.dists, uniforms=torch.from_numpy(uniforms))
+    path, emitted = accepted_paths(many.draft, acceptance)
     chance = np.exp(np.bincount(many.draft.row_of.numpy(), weights=np.log(factor), minlength=rows))
     return Cells(many.source, chance, emitted, residual[many.nodes[path.max(1)]])
 
 
 def choice_cells(rule: Rule, draft: Draft, dists: TokenDistributions, weights: np.ndarray) -> Cells:
-    """All combinations of the target's choices at the nodes, each given to the rule as distributions of one token.
-    weights [M, V]: of the choices, each node's given its children.
+    """Enumerates all combinations of the target's choices. The rule gets each of them as point masses.
 
-    What is emitted must be the choices themselves, cell by cell: so drafts that know something of the noise behind them
-    change how many tokens a step emits, and none of these tokens. Nothing follows a leaf, so its choice is the next
-    token and decides nothing else: one choice stands for all there.
+    In every cell, the emitted tokens must be the target's choices. Drafts that are coupled with the noise can therefore
+    change only how many tokens a step emits. The choice at a leaf is the next token and decides nothing else, so one
+    choice represents all of them.
+
+    Args:
+        rule: A rule that replays.
+        draft: The batch.
+        dists: The target's distribution after each node.
+        weights: Probabilities of the target's choice after each node, given the node's children, [M, V].
+
+    Returns:
+        The cells.
+
+    Raises:
+        AssertionError: If an emitted token is not the target's choice, or a path is not one of the draft.
     """
     support = weights > 0
     leaf = np.ones(draft.num_nodes, dtype=bool)
@@ -229,28 +277,37 @@ def choice_cells(rule: Rule, draft: Draft, dists: TokenDistributions, weights: n
     digit = many.number[of_row] // stride % size
     ranked = np.argsort(~support, axis=1, kind="stable")  # tokens with weight first
     choice = ranked[many.nodes, digit]
-    chosen = np.where(leaf[many.nodes], 1.0, weights[many.nodes, choice])
+    chance_of_choice = np.where(leaf[many.nodes], 1.0, weights[many.nodes, choice])
     certain = np.full((len(choice), weights.shape[1]), -np.inf)
     certain[np.arange(len(choice)), choice] = 0.0
-    answer = _answer(rule, many.draft, _dists_of(torch.from_numpy(certain)))
-    path, emitted = walked(many.draft, answer)
-    last, following = path.max(1), answer.next_token.numpy()
-    told = np.where(path[:, 1:] >= 0, choice[path[:, :-1]], -1)
-    if not (np.array_equal(told, emitted) and np.array_equal(choice[last], following)):
+    acceptance = _verify(rule, many.draft, _dists_of(torch.from_numpy(certain)))
+    path, emitted = accepted_paths(many.draft, acceptance)
+    last, following = path.max(1), acceptance.next_token.numpy()
+    expected = np.where(path[:, 1:] >= 0, choice[path[:, :-1]], -1)
+    if not (np.array_equal(expected, emitted) and np.array_equal(choice[last], following)):
         raise AssertionError("replay: got tokens that are not the target's choices; expected them and no others")
     residual = np.zeros((len(last), weights.shape[1]))
     residual[np.arange(len(last)), following] = 1.0
     ends = leaf[many.nodes[last]]
     residual[ends] = weights[many.nodes[last[ends]]]
-    chance = np.exp(np.bincount(of_row, weights=np.log(chosen), minlength=len(many.source)))
+    chance = np.exp(np.bincount(of_row, weights=np.log(chance_of_choice), minlength=len(many.source)))
     return Cells(many.source, chance, emitted, residual)
 
 
-def walked(draft: Draft, answer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The paths [B, depth + 1] and the accepted tokens on them [B, depth], both padded with -1; every path must be one
-    of the draft's.
+def accepted_paths(draft: Draft, acceptance: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Checks the paths of an acceptance and reads their tokens.
+
+    Args:
+        draft: The batch.
+        acceptance: The rule's `Acceptance`.
+
+    Returns:
+        Paths [B, depth + 1] and accepted tokens [B, depth], both padded with -1.
+
+    Raises:
+        AssertionError: If a path is not one of the draft.
     """
-    path, count = answer.path.numpy().astype(np.int64), answer.num_accepted.numpy()
+    path, count = acceptance.path.numpy().astype(np.int64), acceptance.num_accepted.numpy()
     start, parents = draft.offsets.numpy()[:-1], draft.parents.numpy()
     on = np.arange(path.shape[1]) <= count[:, None]
     links = start[:, None] + parents[path[:, 1:]] == path[:, :-1]
@@ -266,8 +323,15 @@ def walked(draft: Draft, answer: Any) -> tuple[np.ndarray, np.ndarray]:
 def step_outcomes(
     rule: Rule, drafts: Mapping[Text, Sequence[DraftTree]], after: Callable[[Text], Distribution]
 ) -> dict[Text, tuple[Outcomes, float]]:
-    """For every context, with all drafts that can be made there: the distribution of what one step emits after it,
-    and the expected number of accepted tokens.
+    """Computes the exact outcome of one step after each context.
+
+    Args:
+        rule: The rule.
+        drafts: All possible drafts of each context, with their probabilities.
+        after: The target's distribution after a text.
+
+    Returns:
+        For each context, the distribution of the emitted tokens and the expected number of accepted tokens.
     """
     rows = [
         (context, depth_first(tree) if at % 2 else tree)
@@ -278,7 +342,7 @@ def step_outcomes(
     if rule.replays:
         cells = choice_cells(rule, draft, dists, _choices([tree for _, tree in rows], dists))
     else:
-        cells = coin_cells(_coins(rule), draft, dists)
+        cells = threshold_cells(_with_thresholds(rule), draft, dists)
     number = {context: at for at, context in enumerate(drafts)}
     context_of = np.array([number[context] for context, _ in rows])[cells.source]
     chance = np.array([float(tree.chance) for _, tree in rows])[cells.source] * cells.chance
@@ -295,7 +359,7 @@ def step_outcomes(
 
 
 def _choices(trees: Sequence[DraftTree], dists: TokenDistributions) -> np.ndarray:
-    """Weights of the target's choices [M, V]: its distributions where the draft says nothing about them."""
+    """Probabilities of the target's choices [M, V], given the draft; p where the draft gives no information."""
     weights = dists.probs().numpy()
     for node, choice in enumerate(choice for tree in trees for choice in tree.choice):
         if choice is not None:
@@ -303,7 +367,8 @@ def _choices(trees: Sequence[DraftTree], dists: TokenDistributions) -> np.ndarra
     return weights
 
 
-def _coins(rule: Rule) -> ThresholdRule:
+def _with_thresholds(rule: Rule) -> ThresholdRule:
+    """Returns the rule. Raises ValueError if it has no thresholds."""
     if not has_thresholds(rule):
-        raise ValueError(f"rule {rule.name}: got a rule without `thresholds`; expected one that shows its coins")
+        raise ValueError(f"rule {rule.name}: got a rule without `thresholds`; expected thresholds or replay")
     return rule

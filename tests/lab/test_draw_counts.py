@@ -76,9 +76,8 @@ def test_chosen_tokens_are_the_likeliest_and_carry_no_distribution() -> None:
     simulator = Simulator(get_rule("recursive_rejection"), here.p, here.q, Layout(TREE, "deterministic"))
     draft = simulator.draft(torch.arange(3), torch.zeros(3, dtype=torch.int32))
     best = np.argsort(-here.draft)[:2].tolist()
-    assert draft.tokens.view(3, -1)[:, 1:].tolist() == [[*best, *best]] * 3 and simulator.deterministic_tokens == tuple(
-        best
-    )
+    assert draft.tokens.view(3, -1)[:, 1:].tolist() == [[*best, *best]] * 3
+    assert simulator.deterministic_tokens == tuple(best)
     assert draft.dists is None and not draft.proposal_kinds.any() and (draft.dist_index == -1).all()
 
 

@@ -15,13 +15,13 @@ from oracles.exact import target_dist as other_target_dist
 from specdec_fast.lab.rational_oracle import (
     RationalModel,
     block_accepted,
-    coupled_choice,
     coupled_accepted,
+    coupled_choice,
     dist_of_logits,
     geometric_tokens,
     overlap,
-    target_dist,
     rejection_accepted,
+    target_dist,
     transport_bound,
 )
 from specdec_kernels import distribution_stats

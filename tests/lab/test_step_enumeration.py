@@ -10,7 +10,7 @@ import pytest
 from specdec_fast.core.draft import ProposalKind
 from specdec_fast.lab.draft_enumeration import CHAINS, COUPLED, POLICIES, TREES, DraftTree, all_drafts
 from specdec_fast.lab.rational_oracle import RationalModel
-from specdec_fast.lab.step_enumeration import choice_cells, coin_cells, depth_first, pack, step_outcomes
+from specdec_fast.lab.step_enumeration import choice_cells, depth_first, pack, step_outcomes, threshold_cells
 from specdec_fast.rules import get_rule
 from specdec_kernels import use_backend
 
@@ -54,7 +54,7 @@ def test_the_cells_of_a_draft_are_all_of_them() -> None:
     weights = dists.probs().numpy()
     with use_backend("reference"):
         ways = (
-            coin_cells(get_rule("recursive_rejection"), draft, dists),
+            threshold_cells(get_rule("recursive_rejection"), draft, dists),
             choice_cells(get_rule("replay"), draft, dists, weights),
         )
         for found in ways:
