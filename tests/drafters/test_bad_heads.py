@@ -156,7 +156,7 @@ def test_pickled_code_is_not_run(name: str, target: Any, tmp_path: Path) -> None
 def test_a_hub_id_without_a_network(name: str, target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     message = "; expected a folder with config.json and .*or a hub id that is reachable from here .to work offline"
-    refused(name, "somebody/heads", target, message)
+    refused(name, "owner/heads", target, message)
 
 
 @pytest.mark.parametrize("name", NAMES)

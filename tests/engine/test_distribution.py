@@ -46,7 +46,7 @@ def drafter(kind: str, vocab: int, count: int) -> Any:
     if kind == "sampled":
         table = draft_logits(vocab, 0.2)
         return DrawnChain(lambda text: table[reader.state_after(text)], count)
-    if kind == "chosen":
+    if kind == "deterministic":
         return ChosenChain(lambda text: (3 * len(text) + text[-1]) % vocab, count)
     assert kind == "likeliest"
     return ChosenChain(lambda text: int(reader.logits_after(text).argmax()), count)
@@ -78,7 +78,7 @@ CASES = [
     ("entropy", 4, 3, {}, 6000),
     ("sampled", 5, 4, {"temperature": 1.5, "top_p": 0.9}, 3000),
     ("sampled", 4, 1, {"min_p": 0.15}, 3000),
-    ("chosen", 4, 2, {}, 4000),
+    ("deterministic", 4, 2, {}, 4000),
     ("likeliest", 5, 3, {"temperature": 0.7}, 4000),
 ]
 

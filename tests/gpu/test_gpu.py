@@ -112,7 +112,7 @@ def test_attention_with_a_plan_equals_the_reference(sizes: Sizes) -> None:
 
 
 @pytest.mark.parametrize(("op", "case"), [(op, case) for op in OPTIONS for case in OPTIONS[op]])
-def test_calls_with_options_give_what_the_reference_gives(op: str, case: str) -> None:
+def test_calls_with_options_equal_the_reference(op: str, case: str) -> None:
     found = list(check([op], device=torch.device("cuda"), only=(case,)))
     assert [row for row in found if not row.agrees] == []
     if any(backend.name == "triton" for backend in OPS[op].backends):

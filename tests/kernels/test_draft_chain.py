@@ -246,7 +246,7 @@ WRONG: dict[str, tuple[int, Any, str]] = {
     "tokens int32": (1, lambda old: old.int(), "tokens has dtype"),
     "offsets": (2, lambda old: old + 1, "offsets"),
     "offsets short": (2, lambda old: old[:-1], "offsets has shape"),
-    "tokens of nobody": (2, lambda old: old.clamp(max=6), "of 7 tokens"),
+    "too many tokens": (2, lambda old: old.clamp(max=6), "of 7 tokens"),
     "a row is fed nothing": (2, lambda old: torch.tensor([0, 1, 4, 4, 7], dtype=torch.int32), "at least one"),
     "a row drafts nothing": (3, lambda old: [4, 0, 2, 4], "at least one"),
     "drafts of three rows": (3, lambda old: [4, 1, 2], "at least one|drafts"),

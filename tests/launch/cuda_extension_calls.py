@@ -180,7 +180,7 @@ def main(path: str) -> None:
 
 def failure(runtime: Any) -> dict[str, Any]:
     """What a call says whose launch fails, or whose tensors lie on two devices."""
-    told = []
+    errors = []
     for devices in ((1, 1), (1, 0)):
         arguments, _ = commit(2)
         runtime.simulated_gpu_clear()
@@ -190,9 +190,9 @@ def failure(runtime: Any) -> dict[str, Any]:
                 *on_gpus(arguments[:1], devices[0]), *on_gpus(arguments[1:], devices[1])
             )
         except (RuntimeError, ValueError) as error:
-            told.append(str(error).splitlines()[0])
+            errors.append(str(error).splitlines()[0])
     return {
-        "told": told,
+        "errors": errors,
         "launches": runtime.simulated_gpu_launches().decode(),
         "current": runtime.simulated_gpu_device(),
     }

@@ -47,7 +47,7 @@ def library(source: str) -> Path:
     text = hashlib.sha256("\n".join([torch.__version__, source, RUNTIME.read_text()]).encode())
     for path in headers:
         text.update(path.read_bytes())
-    made = ROOT / "build" / "cuda-standin" / f"{text.hexdigest()[:16]}.so"
+    made = ROOT / "build" / "cuda-simulated" / f"{text.hexdigest()[:16]}.so"
     made.parent.mkdir(parents=True, exist_ok=True)
     with made.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # processes of one test run compile it once
@@ -125,7 +125,7 @@ def test_every_operator_and_kernel_of_the_source_is_called(found: dict[str, Any]
 
 
 def test_a_failed_launch_and_tensors_of_two_devices_are_reported(found: dict[str, Any]) -> None:
-    failed, apart = found["failure"]["told"]
+    failed, apart = found["failure"]["errors"]
     assert failed == "kv_commit: the CUDA launch failed: invalid configuration argument"
     assert apart.startswith("kv_commit: caches are on another device than page_table, expected one; move it with .to()")
     assert found["failure"]["launches"] == "" and found["failure"]["current"] == 0

@@ -58,7 +58,7 @@ DRIVERS = {
 
 @pytest.mark.parametrize("case", DRIVERS)
 def test_a_driver_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    torch_says, told = DRIVERS[case]
+    torch_says, reason = DRIVERS[case]
 
     def fail() -> None:
         raise RuntimeError(torch_says)
@@ -66,10 +66,10 @@ def test_a_driver_that_is_missing_or_too_old_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", fail)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert gpu_unavailable_reason() == told
+    assert gpu_unavailable_reason() == reason
     if not triton_backend.INTERPRETED:
-        assert str(triton_backend.unavailable_reason.__wrapped__()).startswith(told)
-    assert extension.cuda_unavailable_reason.__wrapped__() == told
+        assert str(triton_backend.unavailable_reason.__wrapped__()).startswith(reason)
+    assert extension.cuda_unavailable_reason.__wrapped__() == reason
 
 
 def test_a_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,19 +105,19 @@ UNFIT = {
 def test_the_reference_serves_a_gpu_that_does_not_fit(
     gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    properties, told = UNFIT[case]
+    properties, reason = UNFIT[case]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
-    assert unsupported_gpu_reason(HERE) == told and unsupported_gpu_reason(torch.device("cpu")) is None
+    assert unsupported_gpu_reason(HERE) == reason and unsupported_gpu_reason(torch.device("cpu")) is None
     for name, op in OPS.items():
         backends = {backend.name for backend in op.backends}
         if "triton" in backends:
             call = make_sample(name, SMALL, device=HERE)
             reasons = {row.backend: row.reason for row in op.explain(*call.arguments, **call.options)}
             assert op.choose_backend(*call.arguments, **call.options) == "reference", name
-            assert told in str(reasons["triton"]), name
+            assert reason in str(reasons["triton"]), name
     call, expected = make_sample("kv_stage", SMALL, device=HERE), make_sample("kv_stage", SMALL)
     gpu.clear()
-    with pytest.warns(FallbackWarning, match=re.escape(told)):
+    with pytest.warns(FallbackWarning, match=re.escape(reason)):
         OPS["kv_stage"](*call.arguments)
     assert gpu.launches == []
     OPS["kv_stage"].reference(*expected.arguments)
@@ -141,10 +141,10 @@ def test_commits_run_through_triton_where_cuda_code_is_not_built(
     monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", None)
     for name in ("kv_commit", "kv_commit_scratch", "kv_commit_pages", "kv_stage"):
         call, expected = make_sample(name, SMALL, device=HERE), make_sample(name, SMALL)
-        told = explain(name, *call.arguments, **call.options).splitlines()
-        assert told[0].split(maxsplit=2)[:2] == [name, "cuda"]
-        assert "no: extension specdec_kernels._C_cuda not built; run `SPECDEC_BUILD=cuda pip install" in told[0]
-        assert told[1].split() == [name, "triton", "chosen"]
+        table = explain(name, *call.arguments, **call.options).splitlines()
+        assert table[0].split(maxsplit=2)[:2] == [name, "cuda"]
+        assert "no: extension specdec_kernels._C_cuda not built; run `SPECDEC_BUILD=cuda pip install" in table[0]
+        assert table[1].split() == [name, "triton", "chosen"]
         gpu.clear()
         OPS[name](*call.arguments, **call.options)
         assert [launch.kernel.partition(".")[0] for launch in gpu.launches] == [

@@ -1,4 +1,4 @@
-"""Faults that only a launch can show are planted, and the lane sees each of them."""
+"""Planted faults that only a launch can show: the launch suite detects each of them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_operator_that_asks_its_tensors_is_seen(gpu: simulated_gpu.Gpu, monke
 
 
 def test_a_captured_step_that_asks_the_device_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is not captured, the reason names what asked, and the text is right."""
+    """It is not captured, the reason names the read, and the text is correct."""
     sound = StepProgram.__call__
     want = _text(engine("none", "cpu", tmp_path, "sync"))
 

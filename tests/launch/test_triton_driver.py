@@ -55,7 +55,7 @@ def library() -> Path:
 
     headers = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
     text = hashlib.sha256(f"{triton.__version__} {compiler()} {DRIVER.read_text()}".encode()).hexdigest()
-    made = ROOT / "build" / "triton-standin" / text[:16] / "libcuda.so.1"
+    made = ROOT / "build" / "triton-simulated" / text[:16] / "libcuda.so.1"
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         unfinished = made.with_name(f"{os.getpid()}.so")

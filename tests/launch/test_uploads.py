@@ -65,7 +65,7 @@ KINDS = [
 
 @pytest.mark.parametrize(("kind", "rule"), KINDS)
 def test_nothing_is_copied_from_pageable_memory(kind: str, rule: str, tmp_path: Path) -> None:
-    """Admission, prefill in chunks, rows that draft more and less, preemption, other step modes, edits and logprobs."""
+    """Joins, chunked prefill, rows that draft more and less, preemption, step modes, logits processors, logprobs."""
     with simulated_gpu.gpu("sm_90") as gpu:
         target = HuggingFaceTarget(models.own("llama").cuda(), max_length=LENGTH, max_rows=ROWS)
         engine = Engine(target, drafter(kind, target, tmp_path), rule=rule, prefill_chunk=8)

@@ -32,11 +32,11 @@ def demanding() -> dict[str, Variant]:
     found: dict[str, Variant] = {}
     for name, width, rows in product(FORMATS, (64, 96, 128, 256), (16, 32, 64, 128)):
         dtype, kv, size = FORMATS[name]
-        chosen = config.choose_config(rows, width, size, bool(kv))
+        tiling = config.choose_config(rows, width, size, bool(kv))
         special = {"HEAD_DIM": width, "HAS_SCALES": bool(kv), **OPTIONS}
-        title = f"{name} width {width} {chosen.block_m} by {chosen.block_n}"
-        found[f"{title} prefill"] = variants._attend("", dtype, chosen, (), kv, IS_CAUSAL=True, NUM_PIECES=1, **special)
-        found[f"{title} shares"] = variants._shares("", chosen, (), dtype, kv, **special)
+        title = f"{name} width {width} {tiling.block_m} by {tiling.block_n}"
+        found[f"{title} prefill"] = variants._attend("", dtype, tiling, (), kv, IS_CAUSAL=True, NUM_PIECES=1, **special)
+        found[f"{title} shares"] = variants._shares("", tiling, (), dtype, kv, **special)
     return found
 
 

@@ -247,11 +247,11 @@ def sums_depend_on_the_batch(patch: Patch) -> None:
 MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (
         "arg-max draft, softmax q", arg_max_with_softmax_q,
-        "drafters/test_draft_model.py", "test_drawn_tokens_follow_their_distribution", (),
+        "drafters/test_draft_model.py", "test_sampled_tokens_follow_their_distribution", (),
     ),
     (
         "q recorded before top-k", q_before_the_filters,
-        "drafters/test_draft_model.py", "test_drawn_tokens_carry_the_distributions_they_were_drawn_from", (),
+        "drafters/test_draft_model.py", "test_sampled_tokens_carry_their_distributions", (),
     ),
     (
         "padded vocabulary", padding_is_not_removed,
@@ -271,7 +271,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         ("distribution of the wrong parent", dists_of_previous_token, "drafters/test_whole_chains.py", test, arguments)
         for test, arguments in (
             ("test_texts_have_the_distribution_of_the_target", ("rejection", 1.0)),
-            ("test_drafts_are_those_of_passes_one_after_the_other", ("sampled", "none")),
+            ("test_drafts_are_those_of_single_passes", ("sampled", "none")),
         )
     ),
     (
@@ -310,7 +310,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "zero residual", an_empty_residual_stays_empty,
-        "kernels/test_rejection_verify.py", "test_equal_distributions_are_always_accepted_and_leave_nothing",
+        "kernels/test_rejection_verify.py", "test_equal_distributions_are_always_accepted_with_empty_residuals",
         ("reference",),
     ),
     (
@@ -324,7 +324,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "later rejection", the_last_thread_decides,
-        "kernels/test_parallel.py", "test_the_first_in_order_is_found_whoever_is_ready_first", (),
+        "kernels/test_parallel.py", "test_the_first_in_order_is_found_in_any_order_of_completion", (),
     ),
     (
         "bits depend on the batch", sums_depend_on_the_batch,

@@ -95,7 +95,7 @@ def made(
 
 @st.composite
 def passes(draw: st.DrawFn) -> Pass:
-    """Draws shapes for all code paths: leftover lanes, grouped heads, rows without nodes, long rows."""
+    """Draws shapes for all code paths: widths beyond whole vectors, grouped heads, rows without nodes, long rows."""
     rows = draw(st.integers(1, 4))
     kv_heads = draw(st.integers(1, 2))
     counts = [draw(st.sampled_from([0, 1, 1, 3, 8])) for _ in range(rows)]

@@ -114,7 +114,7 @@ FOLDED = [
     for folds in (False, True)
     if dtype != torch.float64 or not folds
 ]
-"""Formats of logits, and whether edits lie over them, as on a device."""
+"""Dtypes of logits, and whether processors are applied as an overlay, as on a GPU."""
 
 
 def dists_of(folds: bool, draft: Draft, logits: torch.Tensor, sampling: Any, roots: torch.Tensor) -> Any:
