@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 ABOVE_TAU = 1.0
-"""By how much a speed-up may exceed tau: no step is faster than a plain one, so tau bounds what speculation gains."""
+"""Margin by which a speed-up may exceed tau. A step is no faster than a plain one, so tau bounds the speed-up."""
 
 MOST_SPREAD = 2.0
-"""Ratio of the fastest to the slowest of several measurements of one thing on a machine without other work."""
+"""Largest ratio between repeated measurements on a machine without other load."""
 
 
 @dataclass(slots=True)
@@ -34,13 +34,13 @@ class Comparison:
 
     Args:
         item: The prompt.
-        params: Sampling parameters of both ways.
+        params: Sampling parameters of both requests.
         plain: The request of the first round without speculation.
         speculative: The request of the first round with speculation.
-        plain_seconds: Seconds of the whole request, one for each round.
-        speculative_seconds: The same with speculation.
+        plain_seconds: Seconds of the plain request in each round.
+        speculative_seconds: Seconds of the speculative request in each round.
         plain_first: Whether the latest round began with plain decoding.
-        gap: Score of the plain token above the other one where the texts part; None where they do not part.
+        gap: Score of the plain token minus that of the other token at the first difference; None without one.
     """
 
     item: WorkItem
@@ -54,10 +54,12 @@ class Comparison:
 
     @property
     def temperature(self) -> float:
+        """Sampling temperature."""
         return self.params.temperature
 
     @property
     def identical(self) -> bool:
+        """Whether both texts have the same tokens."""
         return self.plain.tokens == self.speculative.tokens
 
     @property
@@ -112,18 +114,20 @@ def spread(values: Sequence[float]) -> float:
 def doubt(comparisons: Sequence[Comparison], speedup: float, tau: float) -> str | None:
     """Returns why a measured speed-up is not the effect of speculation, or None.
 
-    Other programs on the machine slow some runs down, and a ratio of two runs then says nothing.
+    Other programs on the machine slow some runs down. A ratio of two such runs is meaningless.
 
     Args:
         comparisons: The texts that were measured.
-        speedup: What their times say.
+        speedup: Ratio of their speeds.
         tau: Their tokens per target pass.
+
+    Returns:
+        The reason, or None.
     """
     if speedup > tau + ABOVE_TAU:
-        return (
-            f"the times say {speedup:.1f}x, but {tau:.2f} tokens per target pass explain {tau + ABOVE_TAU:.2f}x at most"
-        )
-    # texts of another tau have another speed-up, so the ratio to tau is what is compared
+        most = tau + ABOVE_TAU
+        return f"the measured ratio is {speedup:.1f}x, but {tau:.2f} tokens per target pass allow at most {most:.2f}x"
+    # speed-ups grow with tau, so ratios to tau are compared
     rounds = [ratio / each.speculative.stats.tau for each in comparisons for ratio in each.ratios]
     apart = spread(rounds)
     if apart > MOST_SPREAD:
@@ -154,11 +158,17 @@ _TOTALS = (
 
 
 def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Totals of some texts; all None where there is none.
+    """Computes totals of texts.
 
-    Speeds are tokens over seconds, with the median of the rounds as a text's seconds. `speedup` is the ratio of the two
-    speeds, or None where `speedup_doubt` says why it is withheld; `speedup_rounds` has the ratios of each text's
-    rounds.
+    Speeds are tokens per second, with the median of the rounds as a text's seconds. `speedup` is the ratio of the two
+    speeds. If it is withheld, it is None and `speedup_doubt` has the reason. `speedup_rounds` has the ratio of every
+    round of every text.
+
+    Args:
+        comparisons: The texts.
+
+    Returns:
+        The totals as JSON values, all None if there are no texts.
     """
     if not comparisons:
         return dict.fromkeys(_TOTALS)
@@ -167,13 +177,13 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         stats.merge(each.speculative.stats)
     plain = sum(len(c.plain.tokens) for c in comparisons) / sum(median(c.plain_seconds) for c in comparisons)
     fast = sum(len(c.speculative.tokens) for c in comparisons) / sum(median(c.speculative_seconds) for c in comparisons)
-    words = doubt(comparisons, fast / plain, stats.tau)
-    speedup = None if words is not None else fast / plain
+    reason = doubt(comparisons, fast / plain, stats.tau)
+    speedup = None if reason is not None else fast / plain
     rounds = [each.ratios for each in comparisons]
     same = all(c.identical for c in comparisons)
     variety = sum(distinct(c.speculative.tokens) for c in comparisons) / len(comparisons)
-    found = plain, fast, speedup, words, rounds, stats.tau, stats.mean_alpha, same, variety
-    return dict(zip(_TOTALS, found, strict=True))
+    totals = plain, fast, speedup, reason, rounds, stats.tau, stats.mean_alpha, same, variety
+    return dict(zip(_TOTALS, totals, strict=True))
 
 
 def is_replaying(rule_name: str, temperature: float) -> bool:
@@ -183,14 +193,18 @@ def is_replaying(rule_name: str, temperature: float) -> bool:
 
 
 def distribution_of(rule_name: str) -> str:
-    """Describes what speculative and plain texts share if they need not be equal."""
+    """Returns whether speculative texts have the distribution of plain ones, in words."""
     return "same distribution" if get_rule(rule_name).lossless else "another distribution"
 
 
 class Comparer:
     """Runs prompts through an engine and through plain decoding with the same target, one request at a time.
 
-    Plain decoding is the same engine code without a drafter: same forward pass, same kernels, same cache.
+    Plain decoding uses the same engine without a drafter: the same forward pass, kernels and cache.
+
+    Args:
+        engine: The engine with a drafter.
+        tick: Called after every request.
     """
 
     def __init__(self, engine: Engine, tick: Callable[[], None] = lambda: None) -> None:
@@ -206,10 +220,14 @@ class Comparer:
         self._tick = tick
 
     def warm_up(self, item: WorkItem, params: SamplingParams) -> float:
-        """Runs one prompt both ways without measuring, so that allocation and compilation are done.
+        """Decodes one prompt with and without speculation, so that memory is allocated and code is compiled.
+
+        Args:
+            item: The prompt.
+            params: Sampling parameters.
 
         Returns:
-            Approximate seconds of both ways together, from a second run of a few tokens.
+            Estimated seconds of both requests together, from a second run of a few tokens.
         """
         few = min(8, params.max_new_tokens)
         for _ in range(2):
@@ -217,7 +235,7 @@ class Comparer:
         return seconds * params.max_new_tokens / few
 
     def compare(self, items: Sequence[WorkItem], params: SamplingParams) -> Iterator[Comparison]:
-        """Runs the first round: decodes every prompt both ways, in alternating order."""
+        """Yields the first round: every prompt with and without speculation, in alternating order."""
         for index, item in enumerate(items):
             plain_first = index % 2 == 0
             handles, seconds = self._both(item, params, plain_first)

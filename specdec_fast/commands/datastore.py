@@ -1,4 +1,4 @@
-"""`specdec datastore build | info`: datastores for the drafter `rest`, out of text, JSONL or Parquet files."""
+"""`specdec datastore build | info`: datastores for drafter `rest`, from text, JSONL or Parquet files."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specdec_fast.engine.engine import Engine
     from specdec_fast.sampling.params import SamplingParams
 
-# without --repeats: a fast machine repeats, a slow one is not kept waiting
+# defaults of --repeats: at most 3 rounds, and fewer if they would take longer than 10 s
 _MOST_REPEATS, _BUDGET_SECONDS = 3, 10.0
 _DEFAULT_TEMPERATURES = (0.0, 1.0)
 
@@ -95,12 +95,12 @@ def demo(
         )
     from specdec_fast.sampling.params import SamplingParams
 
-    chosen = temperature or ([0.0] if rule == "greedy" else list(_DEFAULT_TEMPERATURES))
-    params = [SamplingParams(temperature=t, max_new_tokens=max_new_tokens, seed=seed) for t in chosen]
+    temperatures = temperature or ([0.0] if rule == "greedy" else list(_DEFAULT_TEMPERATURES))
+    params = [SamplingParams(temperature=t, max_new_tokens=max_new_tokens, seed=seed) for t in temperatures]
     out, err = make_console(), make_console(stderr=True)
     open_engine.quiet()
     with err.status("loading models") if err.is_terminal else nullcontext():
-        same = chosen[0] if len(set(chosen)) == 1 else None
+        same = temperatures[0] if len(set(temperatures)) == 1 else None
         engine = open_engine.open_engine(setup, threads=threads, max_rows=1, temperature=same)
     if engine.tokenizer is None:
         raise ValueError(
@@ -108,9 +108,9 @@ def demo(
             "into the folder of the model"
         )
     longest = max(len(engine.encode(item.prompt)) for item in items)
-    words = open_engine.short_context(engine, longest, max_new_tokens)
-    if words is not None:
-        err.print(f"specdec: note: {words}", soft_wrap=True)
+    note = open_engine.short_context(engine, longest, max_new_tokens)
+    if note is not None:
+        err.print(f"specdec: note: {note}", soft_wrap=True)
     measured = _Measurement(engine, items, params, repeats, setup.describe(engine.rule))
     measured.run(None if as_json else out, err)
     if as_json:
@@ -121,14 +121,14 @@ def demo(
     broken = measured.broken_promises()
     if broken:
         err.print(
-            f"specdec: {', '.join(broken)}: the text differs from plain decoding, which in {dtype} it must not; "
+            f"specdec: {', '.join(broken)}: the text differs from plain decoding; in {dtype} both must be equal; "
             "please report it with the output of `specdec info`"
         )
         raise typer.Exit(1)
 
 
 class _Measurement:
-    """All comparisons of one call; `done` grows, and Ctrl-C keeps finished ones."""
+    """All comparisons of one call. Ctrl-C keeps the finished ones in `done`."""
 
     def __init__(
         self,
@@ -185,13 +185,13 @@ class _Measurement:
             greedy = params.temperature == 0
             bar.update(task, description="greedy" if greedy else f"temperature {params.temperature:g}")
             yield from comparer.compare(self.items, params)
-        # Rounds over all texts, not repeats of each: what else the machine does for a while then hits one round only.
+        # Rounds over all texts instead of repeats of each, so that a burst of other load affects one round only.
         for round_ in range(1, self.repeats):
             bar.update(task, description=f"measuring again ({round_ + 1} of {self.repeats})")
             comparer.repeat(self.done)
 
     def broken_promises(self) -> list[str]:
-        """Lists prompts whose text had to equal plain decoding's and does not; half precision promises nothing."""
+        """Lists prompts whose text had to equal plain decoding's and does not; none in half precision."""
         from specdec_fast.commands.compare import is_replaying
 
         if self.header["dtype"] != "float32":

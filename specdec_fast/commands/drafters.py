@@ -1,4 +1,4 @@
-"""`specdec drafters`: who can propose here, what each needs, how its tokens are picked, and its options."""
+"""`specdec drafters`: all drafters with their needs, their kind of proposals and their options."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _describe(name: str) -> dict[str, Any]:
         defaults = {option: each.default for option, each in drafter_options(name).items()}
         if hasattr(kind, "by_rule"):
             defaults |= kind.by_rule(get_rule(DEFAULT).prefers)
-    except Exception as error:  # of another package: it must not hide the others
+    except Exception as error:  # a broken drafter of another package must not hide the others
         return {"name": name, "error": f"{type(error).__name__}: {error}"}
     needs = getattr(kind, "needs", None)
     words = (module.__doc__ or kind.__doc__ or "").strip().splitlines()

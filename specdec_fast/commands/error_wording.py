@@ -1,11 +1,11 @@
-"""What the library says of its parameters, in the words of the command line. Tests: tests/commands/test_errors.py."""
+"""Rewrites the library's error messages in terms of command-line flags. Tests: tests/commands/test_errors.py."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
 
-# Fields of `SamplingParams` that have a flag; it is the field's name with dashes, or stands here.
+# Fields of `SamplingParams` that have a flag. `_FLAGS` has flags that are not the field's name with dashes.
 _FIELDS = (
     "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "min_new_tokens", "stop", "ignore_eos",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_token_ids", "logprobs",
@@ -14,14 +14,14 @@ _FLAGS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS} | {"banned_to
 _UNMISTAKABLE = re.compile(rf"\b({'|'.join(name for name in _FIELDS if '_' in name)})\b")
 _OF_COMMAND = re.compile(r"^(?:drafter \w+: )?(model|draft|rule|dtype|budget): got")
 NAMED = ("SamplingParams.", "drafter ", "model: ", "draft: ", "rule: ", "dtype: ", "budget: ")
-"""How messages begin whose parameters are flags, unless a prompt in a file sets them itself."""
+"""Beginnings of messages about flags, unless a prompt in a file sets the parameter itself."""
 _OF_CODE = {
     "prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=": (
         "prompt: got text and a model without a tokenizer; expected token ids; pass lists of them with --file ids.json "
         "or --file ids.jsonl, or put the tokenizer's files into the folder of --model"
     ),
     "stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids": (
-        "--stop: got a model without a tokenizer; expected one that can tell where a text ends; put its files into the "
+        "--stop: got a model without a tokenizer; expected one with a tokenizer; put its files into the "
         'folder of --model, or pass ids with --file: {"prompt": [5, 6], "stop_token_ids": [7]}'
     ),
     ", or a BudgetPolicy": "",
@@ -38,10 +38,14 @@ def in_flags(message: str, own: Collection[str] = ()) -> str:
     """Replaces parameter names at the start of a message by command-line flags.
 
     Args:
-        own: Parameters that a prompt in a file sets itself; they keep their names.
+        message: A message of the library.
+        own: Parameters that a prompt in a file sets itself. They keep their names.
+
+    Returns:
+        The message for the command line.
     """
-    for words, told in _OF_CODE.items():
-        message = message.replace(words, told)
+    for code_words, flag_words in _OF_CODE.items():
+        message = message.replace(code_words, flag_words)
     message = _OF_COMMAND.sub(r"--\1: got", message)
     name, colon, rest = message.removeprefix("SamplingParams.").partition(":")
     if name not in _FLAGS or name in own or not colon:

@@ -1,4 +1,4 @@
-"""`specdec generate`: text from any model, streamed; several prompts run as one batch."""
+"""`specdec generate`: streams text from any model; several prompts run as one batch."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def generate(
     )
     params = [entry.params(flags, at) for at, entry in enumerate(entries)]
     temperatures = {own.temperature for own in params}
-    with _answering(setup, as_json):
+    with _json_on_interrupt(setup, as_json):
         open_engine.quiet()
         engine = open_engine.open_engine(
             setup,
@@ -209,7 +209,7 @@ def generate(
 
 
 @contextmanager
-def _answering(setup: Setup, as_json: bool) -> Iterator[None]:
+def _json_on_interrupt(setup: Setup, as_json: bool) -> Iterator[None]:
     """With --json, prints an object without requests if Ctrl-C arrives while the models load."""
     from specdec_fast.rules import get_rule
 

@@ -1,4 +1,4 @@
-"""The requests of one `specdec generate`: run as one batch, shown as they come, reported as JSON."""
+"""The requests of one `specdec generate`: one batch, printed while it runs or reported as JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def engine_tokens(handles: list[Handle]) -> int:
     return sum(len(handle.tokens) for handle in handles)
 
 
-def _chosen(params: SamplingParams) -> dict[str, Any]:
-    """Returns temperature, length and every parameter that is not a default, as JSON values."""
+def _non_default(params: SamplingParams) -> dict[str, Any]:
+    """Returns temperature, length and every parameter that differs from its default, as JSON values."""
     from dataclasses import fields
 
     plain, always = type(params)(), ("temperature", "max_new_tokens")
@@ -30,13 +30,21 @@ def _chosen(params: SamplingParams) -> dict[str, Any]:
     return found if params.grammar is None else {**found, "grammar": True}
 
 
-def _not_begun(handle: Handle) -> bool:
+def _not_started(handle: Handle) -> bool:
     """Returns whether a request was cancelled before its first token."""
     return handle.finish_reason == "cancelled" and not handle.tokens
 
 
 class Job:
-    """Runs the requests of one call: one request streams, several are printed in order as they end."""
+    """Runs the requests of one call. One request streams; several are printed in order as they end.
+
+    Args:
+        engine: The engine.
+        entries: Prompts.
+        params: Sampling parameters of each prompt.
+        color: Colour tokens by origin if the output is a terminal.
+        streams: Print texts while they grow; otherwise `report` has them.
+    """
 
     def __init__(
         self, engine: Engine, entries: list[Entry], params: list[SamplingParams], *, color: bool, streams: bool
@@ -61,13 +69,13 @@ class Job:
         try:
             return self.engine.submit(entry.prompt, params)
         except ValueError as error:
-            told = ValueError(in_flags(str(error), entry.settings))
+            reworded = ValueError(in_flags(str(error), entry.settings))
             if len(self.entries) == 1:
                 name = str(error).partition(":")[0]
                 of_file = entry.where.startswith("--file") and (name == "prompt" or name in entry.settings)
-                raise (ValueError(f"{entry.where}: {told}") if of_file else told) from error
+                raise (ValueError(f"{entry.where}: {reworded}") if of_file else reworded) from error
             refused = Handle(-1, [], params, 0)
-            refused.finish("error", told)
+            refused.finish("error", reworded)
             return refused
 
     def _note_short_context(self) -> None:
@@ -117,11 +125,12 @@ class Job:
         self._show()
 
     def left(self) -> str:
-        """Says how many prompts were cancelled before their first token."""
-        count = sum(map(_not_begun, self.handles))
-        return f"; {count} of {len(self.handles)} prompts were not begun" if count and len(self.handles) > 1 else ""
+        """Returns how many prompts were cancelled before their first token, in words; empty if none was."""
+        count = sum(map(_not_started, self.handles))
+        return f"; {count} of {len(self.handles)} prompts were not started" if count and len(self.handles) > 1 else ""
 
     def _show(self) -> None:
+        """Prints new text of a single request, or requests that have ended."""
         if not self._streams:
             return
         several = len(self.handles) > 1
@@ -130,7 +139,7 @@ class Job:
             handle = self.handles[at]
             if several and not handle.finished:
                 return
-            if not several or not _not_begun(handle):
+            if not several or not _not_started(handle):
                 self._print(at)
             if not handle.finished:
                 return
@@ -228,4 +237,10 @@ class Job:
             for token in (each, *each["top"]):
                 token["text"] = None if tokenizer is None else tokenizer.decode([token["token"]])
         named = {} if entry.id is None else {"id": entry.id}
-        return {**named, "prompt": entry.prompt, "sampling": _chosen(handle.params), **found, "origins": handle.origins}
+        return {
+            **named,
+            "prompt": entry.prompt,
+            "sampling": _non_default(handle.params),
+            **found,
+            "origins": handle.origins,
+        }

@@ -61,7 +61,14 @@ def _parse_size(word: str, name: str, value: str) -> int:
 
 
 def parse_sizes(op: str, words: Sequence[str]) -> Any:
-    """Parses sizes from "name=value" words.
+    """Parses the sizes of a sample call.
+
+    Args:
+        op: Name of the operator.
+        words: Sizes as NAME=VALUE.
+
+    Returns:
+        The sizes, as `specdec_kernels.testing.samples_attention.Sizes`.
 
     Raises:
         ValueError: If the operator has no such size, or cannot take the value.

@@ -1,4 +1,4 @@
-"""`specdec kernels list | explain | check | inspect | bench`: operators, their backends and their cost.
+"""`specdec kernels list | explain | check | inspect | bench`: operators, their backends and their speed.
 
 Tests: tests/commands/test_kernels.py.
 """
@@ -196,13 +196,13 @@ def inspect(
         if each not in ARCHITECTURES:
             raise ValueError(unknown_name("--arch", each, ARCHITECTURES))
     of = set(operator_names(ops))
-    chosen = [v for v in machine_code.variants() if v.name.partition("/")[0] in of and (v.everyday or not everyday)]
-    if not chosen:
+    selected = [v for v in machine_code.variants() if v.name.partition("/")[0] in of and (v.everyday or not everyday)]
+    if not selected:
         names = ", ".join(sorted(of))
         raise ValueError(f"kernels: got {names}, without a Triton kernel; expected an operator with one")
     recorded = machine_code.ceilings()
     found = {}
-    for variant in _progress(chosen, "" if everyday else "; --everyday takes fewer"):
+    for variant in _progress(selected, "" if everyday else "; --everyday takes fewer"):
         served = [each for each in wanted if each in variant.architectures]
         found[variant.name] = {each: machine_code.measure(variant, each) for each in served}
     if record:
@@ -263,16 +263,16 @@ def _matrix(cost: Any, architecture: str) -> str:
     return f"{cost.mma} mma" if cost.mma else "none"
 
 
-def _progress(chosen: Sequence[Any], advice: str = "") -> Iterable[Any]:
+def _progress(items: Sequence[Any], advice: str = "") -> Iterable[Any]:
     """Yields the items, with a progress bar on a terminal."""
     from rich.progress import track
 
     from specdec_fast.commands.terminal_output import make_console
 
     console = make_console(stderr=True)
-    if not console.is_terminal and len(chosen) > 20:
-        print(f"specdec: note: compiling {len(chosen)} kernels takes minutes{advice}", file=sys.stderr)
-    return track(chosen, "compiling", console=console, transient=True, disable=not console.is_terminal)
+    if not console.is_terminal and len(items) > 20:
+        print(f"specdec: note: compiling {len(items)} kernels takes minutes{advice}", file=sys.stderr)
+    return track(items, "compiling", console=console, transient=True, disable=not console.is_terminal)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`specdec lab`: does speculative decoding change what the model says? Runs the lab, writes its report."""
+"""`specdec lab`: tests whether speculative decoding keeps the model's distribution, and writes a report."""
 
 from __future__ import annotations
 
@@ -122,15 +122,18 @@ def lab(
         other = "recorded" if prompts is None else "prompts"
         raise ValueError(f"--file with --{other}: got both; expected one of them")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"--out: {out} is a file; expected a folder, or a name that is free")
+        raise ValueError(f"--out: got {out}, which is a file; expected a folder or a new name")
     if pick is not None and (recorded is not None or temperature == 0):
-        raise ValueError("--pick: says how our own draws are drafted; drop --pick, or --recorded and --temperature 0")
+        raise ValueError(
+            "--pick: got it without sampled drafts of this run; drop --pick, or --recorded and --temperature 0"
+        )
     if ledger is not None and seed is not None:
-        raise ValueError("--ledger with --seed: a seed that was used before would count its draws twice; drop --seed")
+        raise ValueError(
+            "--ledger with --seed: got both; expected one: a repeated seed counts its draws twice; drop --seed"
+        )
     if ledger is not None and (recorded is not None or temperature == 0):
         raise ValueError(
-            "--ledger: evidence accumulates over our own draws at a temperature; drop --ledger, or --recorded and "
-            "--temperature 0"
+            "--ledger: got it without sampled draws of this run; drop --ledger, or --recorded and --temperature 0"
         )
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_new_tokens=max(_LENGTHS), seed=seed or 0
@@ -138,13 +141,13 @@ def lab(
     console = make_console(stderr=True)
     kept = Ledger.open(ledger)
     run = Lab(out, seed=kept.next_seed if ledger is not None else params.seed or 0)
-    items = _items(prompts, file, lines)  # what cannot be found is refused before anything is loaded
-    asked = _Asked(items, draws, exact, mutants, pick)
+    items = _items(prompts, file, lines)  # raises before models are loaded
+    work = _Work(items, draws, exact, mutants, pick)
     with _progress(console) as progress:
         run.progress = progress
         try:
             if recorded is not None:
-                _judge_recorded(run, recorded, asked, console)
+                _judge_recorded(run, recorded, work, console)
             else:
                 setup = open_engine.resolve(
                     model=model, draft=draft, drafter=drafter, rule=rule or ("best" if drafter else "rejection"),
@@ -154,27 +157,27 @@ def lab(
                 _refuse(setup, params)
                 open_engine.quiet()
                 with console.status("loading models") if console.is_terminal else nullcontext():
-                    rows = min(len(asked.items), _ROWS)
+                    rows = min(len(work.items), _ROWS)
                     engine = open_engine.open_engine(setup, threads=threads, max_rows=rows, temperature=temperature)
-                if pick is not None:  # a wrong one is refused before anything is measured
+                if pick is not None:  # raises before anything is measured
                     layout_for(engine.rule, engine.target.vocab_size, pick)
                 run.header = {
                     **setup.describe(engine.rule),
                     "rule": engine.rule.name,
                     **({} if file is None else {"file": file}),
-                    **asked.as_dict(),
+                    **work.as_dict(),
                     **_described(params),
                 }
                 run.header |= {"seed": run.seed, "versions": open_engine.versions()}
                 run.notes.append(_why_rule(rule, drafter, engine))
                 _note_replaced(run, console, () if ledger is None else ("seed",))
-                _measure(run, engine, params, asked, None if ledger is None else kept)
+                _measure(run, engine, params, work, None if ledger is None else kept)
         except KeyboardInterrupt:
-            _interrupted(run, asked, out, console)
-    _tell(run, as_json, console)
+            _interrupted(run, work, out, console)
+    _finish(run, as_json, console)
 
 
-class _Asked:
+class _Work:
     """The amount of work that the command line requests."""
 
     def __init__(
@@ -201,32 +204,31 @@ def _items(prompts: int | None, file: str | None, lines: bool) -> list[tuple[str
 
 
 def _refuse(setup: Setup, params: SamplingParams) -> None:
-    """Raises ValueError if there would be nothing to draw; drafters of plugins are checked once they are loaded."""
+    """Raises ValueError if no draws are possible. Drafters of plugins are checked after they are loaded."""
     from specdec_fast.drafters import get_drafter
     from specdec_fast.rules import get_rule
 
-    ours = setup.drafter is not None and get_drafter(setup.drafter).__module__.startswith("specdec_fast.")
-    if setup.drafter is None or (params.temperature > 0 and ours and setup.drafter not in DRAFTERS):
+    built_in = setup.drafter is not None and get_drafter(setup.drafter).__module__.startswith("specdec_fast.")
+    if setup.drafter is None or (params.temperature > 0 and built_in and setup.drafter not in DRAFTERS):
         raise ValueError(
             f"--drafter: got {setup.drafter or 'none'}, which has no distribution of its own to draw from; expected "
-            f"--draft "
-            f"MODEL, or one of {', '.join(DRAFTERS)}; draws of other programs are judged with --recorded FILE"
+            f"--draft MODEL, or one of {', '.join(DRAFTERS)}; to test draws of another program, use --recorded FILE"
         )
     if params.temperature > 0 and (reason := get_rule(setup.rule).why_not_sampling(params)) is not None:
         raise ValueError(reason)
 
 
-def _why_rule(asked: str | None, drafter: str | None, engine: Engine) -> str:
-    """Returns a note on which rule is under test, and why."""
+def _why_rule(requested: str | None, drafter: str | None, engine: Engine) -> str:
+    """Returns a note that names the rule under test and the reason."""
     from specdec_fast.rules import DEFAULT
 
     name = engine.rule.name
-    if asked not in (None, "best"):
+    if requested not in (None, "best"):
         return f"rule {name} is under test, as --rule says"
-    if asked is None and drafter is None:
+    if requested is None and drafter is None:
         return (
-            f"rule {name} is under test, the papers' accept or draw again, which the figures are about; texts are "
-            f"generated by {DEFAULT} unless --rule says otherwise: test that with --rule {DEFAULT}"
+            f"rule {name} is under test, speculative sampling as in the papers and the figures; by default, texts are "
+            f"generated by rule {DEFAULT}: test that with --rule {DEFAULT}"
         )
     return f"rule {name} is under test, which `best` picks ({engine.why_rule}); test another with --rule NAME"
 
@@ -238,42 +240,45 @@ def _note_replaced(run: Lab, console: Console, besides: Sequence[str] = ()) -> N
     other = "; ".join(other_settings(run.out, run.header, besides))
     if other:
         words = f"{run.out} holds a report of other settings ({other}), which this run replaces when it ends"
-        console.print(f"specdec: note: {words}; draws stay; take another --out to keep both", soft_wrap=True)
+        console.print(f"specdec: note: {words}; draws are kept; use another --out to keep both reports", soft_wrap=True)
 
 
 def _described(params: SamplingParams) -> dict[str, Any]:
+    """Returns the sampling parameters that are not neutral."""
     shown = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
     neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     return {name: value for name, value in shown.items() if value != neutral.get(name)}
 
 
-def _measure(run: Lab, engine: Engine, params: SamplingParams, asked: _Asked, ledger: Any) -> None:
-    items = asked.items
+def _measure(run: Lab, engine: Engine, params: SamplingParams, work: _Work, ledger: Any) -> None:
+    """Runs all parts of the lab that the command line requests."""
+    items = work.items
     rule = engine.rule
     if not rule.lossless:
         run.notes.append(f"rule {rule.name} is lossy by design: expect its distribution to be rejected")
     sampled = params.temperature > 0
     if not sampled:
         run.notes.append("temperature 0: every distribution is one token; nothing is drawn")
-    if asked.exact:
+    if work.exact:
         run.run_exact()
     run.run_greedy(engine, items, _LENGTHS)
     if sampled:
         try:
-            run.run_draws(engine, items, params, asked.draws, asked.pick)
-        except ValueError as error:  # what the parts before found is worth its report
+            run.run_draws(engine, items, params, work.draws, work.pick)
+        except ValueError as error:  # the results so far are still reported
             run.undrawn = str(error)
         else:
             run.run_acceptances()
             if ledger is not None:
                 run.add_to_ledger(ledger)
-    if asked.mutants:
-        run.run_mutants(asked.draws)
+    if work.mutants:
+        run.run_mutants(work.draws)
     tokenizer = engine.tokenizer
     run.draw_figures(None if tokenizer is None else lambda token: str(tokenizer.decode([token])))
 
 
-def _judge_recorded(run: Lab, path: Path, asked: _Asked, console: Console) -> None:
+def _judge_recorded(run: Lab, path: Path, work: _Work, console: Console) -> None:
+    """Tests recorded draws, and the mutants on request."""
     from specdec_fast.commands.open_engine import versions
     from specdec_fast.lab.foreign_samples import Recorded
 
@@ -281,8 +286,8 @@ def _judge_recorded(run: Lab, path: Path, asked: _Asked, console: Console) -> No
     run.header = {"recorded": str(path), "draws": len(found.tokens), "versions": versions()}
     _note_replaced(run, console)
     run.run_recorded(found)
-    if asked.mutants:
-        run.run_mutants(asked.draws)
+    if work.mutants:
+        run.run_mutants(work.draws)
 
 
 @contextmanager
@@ -301,20 +306,20 @@ def _progress(console: Console) -> Iterator[Progress]:
         yield show
 
 
-def _interrupted(run: Lab, asked: _Asked, out: Path, console: Console) -> None:
-    total = asked.draws * max(len(run.drawings), 1)
+def _interrupted(run: Lab, work: _Work, out: Path, console: Console) -> None:
+    """Tells how to continue after an interrupt, and exits with status 130."""
+    total = work.draws * max(len(run.drawings), 1)
     words = f"specdec: interrupted after {run.draws_so_far:,} of {total:,} draws"
     if run.draws_so_far:
-        words += (
-            f"; they are kept in {out / 'draws'}; run the same command again to go on (add --no-exact to go on sooner)"
-        )
+        words += f"; they are kept in {out / 'draws'}; run the same command again to continue"
+        words += " (--no-exact skips the enumeration)"
     else:
-        words += "; what comes before the draws is not kept (--no-exact leaves the longest part of it out)"
+        words += "; results before the draws are not kept (--no-exact skips the longest part of them)"
     console.print(words, soft_wrap=True)
     raise typer.Exit(130)
 
 
-def _tell(run: Lab, as_json: bool, console: Console) -> None:
+def _finish(run: Lab, as_json: bool, console: Console) -> None:
     """Writes the report, prints its summary, and exits with status 1 if a check failed."""
     from specdec_fast.lab.report import finite, write_report
 
@@ -333,6 +338,7 @@ def _tell(run: Lab, as_json: bool, console: Console) -> None:
 
 
 def _summary(run: Lab) -> Iterator[str]:
+    """Yields the lines of the summary."""
     from specdec_fast.commands.terminal_output import counted
     from specdec_fast.lab.run import LEVEL
 

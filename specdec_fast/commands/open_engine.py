@@ -1,4 +1,4 @@
-"""From options to an engine: which models and drafter they mean, quiet loading, threads."""
+"""Builds an engine from command-line options, with quiet loading and one-line warnings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_DRAFTER = "none"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to load, and with which options. `drafter` is None for plain decoding."""
+    """Models, drafter and options of an engine. `drafter` is None for plain decoding."""
 
     model: str
     draft: str | None
@@ -40,7 +40,10 @@ class Setup:
         """Describes the setup as JSON values.
 
         Args:
-            rule: The active rule, which the name `best` leaves open.
+            rule: The rule in use, also if the option was `best`.
+
+        Returns:
+            The setup.
         """
         return {
             "model": self.model,
@@ -71,10 +74,26 @@ def resolve(
     drafter_option: list[str] | None = None,
     budget: str = "fixed",
 ) -> Setup:
-    """Fills in the bundled draft model, selects the drafter, and refuses contradictory options.
+    """Resolves options: selects the drafter, and the bundled draft model for the bundled target.
+
+    Args:
+        model: Option `--model`.
+        draft: Option `--draft`.
+        drafter: Option `--drafter`.
+        rule: Option `--rule`.
+        draft_tokens: Option `--draft-tokens`; 0 is plain decoding.
+        dtype: Option `--dtype`.
+        device: Option `--device`.
+        compile: Option `--compile`.
+        fused_forward: Option `--fused-forward`.
+        drafter_option: Options `--drafter-option`.
+        budget: Option `--budget`.
+
+    Returns:
+        The setup.
 
     Raises:
-        ValueError: If options contradict each other.
+        ValueError: If a name is unknown, or if options contradict each other.
     """
     from specdec_fast.adaptive.budget import budget_for
     from specdec_fast.commands.options import read_drafter_options
@@ -82,7 +101,7 @@ def resolve(
     from specdec_fast.rules import get_rule
     from specdec_kernels.names import unknown_name
 
-    get_rule(rule)  # what is unknown is refused before anything is loaded
+    get_rule(rule)  # unknown names are refused before anything is loaded
     budget_for(budget)
     if draft == NO_DRAFTER:
         raise ValueError(f"--draft: got {draft!r}; expected a model; --drafter {NO_DRAFTER} decodes plainly")
@@ -99,15 +118,15 @@ def resolve(
         drafter = "draft_model"
     if draft_tokens and drafter in (None, NO_DRAFTER):
         raise ValueError(f"--draft-tokens {draft_tokens}: got no drafter; pass --draft MODEL or --drafter NAME")
-    chosen = read_drafter_options(drafter_option)
-    if chosen and drafter in (None, NO_DRAFTER):
-        raise ValueError(f"--drafter-option {next(iter(chosen))}: got no drafter; pass --drafter NAME")
-    if chosen and drafter is not None:
-        check_option_names(drafter, chosen)
+    parsed = read_drafter_options(drafter_option)
+    if parsed and drafter in (None, NO_DRAFTER):
+        raise ValueError(f"--drafter-option {next(iter(parsed))}: got no drafter; pass --drafter NAME")
+    if parsed and drafter is not None:
+        check_option_names(drafter, parsed)
     if draft_tokens == 0 or drafter == NO_DRAFTER:
-        draft, drafter, chosen = None, None, {}
+        draft, drafter, parsed = None, None, {}
     return Setup(
-        model, draft, drafter, rule, draft_tokens or None, dtype, device, compile, fused_forward, chosen, budget
+        model, draft, drafter, rule, draft_tokens or None, dtype, device, compile, fused_forward, parsed, budget
     )
 
 
@@ -120,10 +139,21 @@ def open_engine(
     temperature: float | None = None,
     sample: Sequence[tuple[Prompt, SamplingParams]] = (),
 ) -> Engine:
-    """Set the threads and load everything. temperature: that of all requests, None where they differ; sample: requests
-    that rule `best` may look at.
+    """Sets the number of threads and loads the engine of a setup.
 
-    Raises ValueError for whatever does not exist or fit together.
+    Args:
+        setup: The setup.
+        threads: Number of CPU threads. None: PyTorch's default.
+        max_rows: Most running requests.
+        max_length: Most tokens of a request. None: the default of `load`.
+        temperature: Temperature of all requests, None if they differ.
+        sample: Requests by which rule `best` chooses.
+
+    Returns:
+        The engine.
+
+    Raises:
+        ValueError: If something cannot be loaded, or if the parts do not fit together.
     """
     import torch
 
@@ -158,7 +188,7 @@ def open_engine(
     if max_length is not None and max_length > context:
         _note(f"--max-length {max_length}: the model's context is {context}, and that is used")
     if setup.draft is not None and engine.tokenizer is not None and lacks_tokenizer(setup.draft):
-        _note(f"--draft {setup.draft} has no tokenizer; it is taken to share the target's")
+        _note(f"--draft {setup.draft} has no tokenizer; the target's is assumed")
     if setup.rule != engine.rule.name:
         _note(f"rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}")
     return engine
@@ -169,7 +199,7 @@ def _note(words: str) -> None:
 
 
 def note_hub(*names: str | None) -> None:
-    """Notes which models are looked up on the hub, because a timeout can take long."""
+    """Prints which models are looked up on the hub, since a timeout may take long."""
     from specdec_fast.loading import is_hub_id
 
     far = [name for name in names if name is not None and is_hub_id(name)]
@@ -196,7 +226,7 @@ class _OneLine(logging.Handler):
 
 
 def quiet() -> None:
-    """Silences library output, shortens warnings to one line, and makes output encodable everywhere."""
+    """Silences libraries, prints warnings as one line, and replaces characters that the output cannot encode."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging as transformers_logging
 
@@ -213,8 +243,8 @@ def quiet() -> None:
             reconfigure(errors="replace")
 
 
-_TOLD: set[str] = set()
-"""Reasons why an extension is missing that were printed: one line for all operators."""
+_PRINTED_REASONS: set[str] = set()
+"""Printed reasons for a missing extension, so that one line serves all operators."""
 
 
 def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -224,10 +254,10 @@ def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:
     words = str(message)
     why = extension.unavailable_reason() if isinstance(message, FallbackWarning) else None
     if why is not None and why in words:
-        if why in _TOLD:
+        if why in _PRINTED_REASONS:
             return
-        _TOLD.add(why)
-        words = f"operators run on their slow PyTorch references: {why}; `specdec info` says which"
+        _PRINTED_REASONS.add(why)
+        words = f"operators run on their slow PyTorch references: {why}; `specdec info` lists them"
     print(f"specdec: warning: {words}", file=sys.stderr)
 
 

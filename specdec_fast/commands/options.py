@@ -176,7 +176,13 @@ Logprobs = Annotated[
 
 
 def read_drafter_options(entries: list[str] | None) -> dict[str, Any]:
-    """Parses drafter options from NAME=VALUE; a value is JSON if it parses, otherwise text.
+    """Parses drafter options.
+
+    Args:
+        entries: Options as NAME=VALUE. A value is JSON if it parses, otherwise text.
+
+    Returns:
+        Values by name.
 
     Raises:
         ValueError: If an option has no name or value.
@@ -194,7 +200,13 @@ def read_drafter_options(entries: list[str] | None) -> dict[str, Any]:
 
 
 def read_bias(entries: list[str] | None) -> dict[int, float]:
-    """Parses token biases from ID:VALUE.
+    """Parses token biases.
+
+    Args:
+        entries: Biases as ID:VALUE.
+
+    Returns:
+        Biases by token id.
 
     Raises:
         ValueError: If one cannot be parsed.
@@ -222,7 +234,15 @@ def refuse_grammar(regex: str | None, schema: str | None) -> None:
 
 
 def read_grammar(regex: str | None, schema: str | None, tokenizer: Any) -> Any:
-    """Returns the grammar that --regex or --json-schema requests, or None.
+    """Makes the grammar of --regex or --json-schema.
+
+    Args:
+        regex: Option `--regex`.
+        schema: Option `--json-schema`: a file, or JSON text.
+        tokenizer: The target's tokenizer.
+
+    Returns:
+        The grammar, or None without either option.
 
     Raises:
         ValueError: If it cannot be parsed.

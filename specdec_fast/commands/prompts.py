@@ -1,4 +1,4 @@
-"""Where prompts come from: argument, file (text, lines, JSON, JSONL), standard input, bundled workload."""
+"""Reads prompts: an argument, a file (text, lines, JSON, JSONL), standard input, or the bundled workload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A prompt with its location (for messages), its id, and the sampling parameters that it sets."""
+    """A prompt with its location for messages, its id, and the sampling parameters that it sets."""
 
     prompt: Prompt
     where: str
@@ -32,7 +32,11 @@ class Entry:
         """Merges the prompt's own parameters with those of the flags.
 
         Args:
-            at: Index of the prompt; each has a seed of its own.
+            flags: Parameters of the command line.
+            at: Index of the prompt, which is added to the seed.
+
+        Returns:
+            The parameters of this prompt.
 
         Raises:
             ValueError: If a value is out of range; the message names the location.
@@ -54,22 +58,41 @@ class WorkItem:
 
 
 def read_prompts(argument: str | None, file: str | None, lines: bool) -> list[Prompt]:
-    """Returns the prompts of `read_entries`.
+    """Reads prompts that may not set sampling parameters.
+
+    Args:
+        argument: A prompt on the command line.
+        file: Option `--file`.
+        lines: Option `--lines`.
+
+    Returns:
+        Texts, or lists of token ids.
 
     Raises:
-        ValueError: Also for a prompt that is empty or sets parameters.
+        ValueError: As `read_entries`, and for a prompt that is empty or sets parameters.
     """
     entries = read_entries(argument, file, lines)
     for entry in entries:
         if not entry.prompt:
             raise ValueError(f"{entry.where}: {_EMPTY_TEXT if entry.prompt == '' else _NO_TOKENS}")
         for name in entry.settings:
-            raise ValueError(f"{entry.where}: got the key {name!r}; expected a prompt alone, for all run alike here")
+            raise ValueError(
+                f"{entry.where}: got the key {name!r}; expected a prompt without parameters: "
+                "this command uses the same ones for all"
+            )
     return [entry.prompt for entry in entries]
 
 
 def read_entries(argument: str | None, file: str | None, lines: bool) -> list[Entry]:
     """Reads prompts from an argument, a file or standard input: text, or lists of token ids (JSON only).
+
+    Args:
+        argument: A prompt on the command line.
+        file: Option `--file`; None or "-" reads standard input.
+        lines: Option `--lines`.
+
+    Returns:
+        The prompts with their locations.
 
     Raises:
         ValueError: If there are none, they are empty, or two sources are given.
@@ -81,7 +104,7 @@ def read_entries(argument: str | None, file: str | None, lines: bool) -> list[En
             raise ValueError("--lines: got a prompt as argument; expected --file FILE or standard input")
         return [_entry(argument, "prompt", alone=True)]
     if file in (None, "-"):
-        if sys.stdin is None or (file is None and sys.stdin.isatty()):  # None: it was closed
+        if sys.stdin is None or (file is None and sys.stdin.isatty()):  # None: standard input is closed
             raise ValueError("prompt: got none; pass it as an argument, with --file FILE, or on standard input")
         return _split(_typed(), "standard input", "", lines)
     assert file is not None
@@ -89,7 +112,7 @@ def read_entries(argument: str | None, file: str | None, lines: bool) -> list[En
     if not path.exists() or path.is_dir():
         raise ValueError(f"--file: got {file!r}, which is not a file; expected a text, .json or .jsonl file")
     try:
-        text = path.read_text(encoding="utf-8-sig")  # Windows marks its texts
+        text = path.read_text(encoding="utf-8-sig")  # text files of Windows may begin with a byte order mark
     except UnicodeDecodeError as error:
         raise ValueError(
             f"--file: got {file!r}, which is not UTF-8 text (byte {error.start}); convert it first"
@@ -102,7 +125,7 @@ def _typed() -> str:
     binary = getattr(sys.stdin, "buffer", None)
     if binary is None:
         return sys.stdin.read()
-    try:  # some locales would hide what is no text
+    try:  # strict decoding, which some locales do not use
         text = str(binary.read(), sys.stdin.encoding)
     except UnicodeDecodeError as error:
         raise ValueError(
@@ -185,11 +208,7 @@ def unescape(text: str) -> str:
 
 
 def bundled_workload() -> list[WorkItem]:
-    """Returns all bundled prompts.
-
-    Raises:
-        ValueError: If the file is missing.
-    """
+    """Returns all bundled prompts; raises ValueError if their file is missing."""
     from specdec_fast.loading import ASSETS
 
     path = ASSETS / "workload.json"
@@ -199,11 +218,7 @@ def bundled_workload() -> list[WorkItem]:
 
 
 def one_of_each(items: Sequence[WorkItem], count: int) -> list[WorkItem]:
-    """Returns `count` items that alternate between kinds.
-
-    Raises:
-        ValueError: If there are fewer.
-    """
+    """Returns `count` items that alternate between kinds; raises ValueError if there are fewer."""
     if not 1 <= count <= len(items):
         raise ValueError(f"--prompts: got {count}; expected 1..{len(items)}, the size of the bundled workload")
     by_kind: dict[str, list[WorkItem]] = {}

@@ -1,4 +1,4 @@
-"""What a terminal shows: text coloured by origin, statistics; in pipes, the same without escape codes."""
+"""Terminal output: text coloured by origin and tables of statistics, without escape codes in a pipe."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from specdec_fast.engine.request import Handle
     from specdec_fast.sampling.logprobs import TokenLogprob
 
-# Hue and shape differ, so that nobody depends on telling red from green.
+# Styles differ in hue and shape, for readers who cannot distinguish red from green.
 STYLES = {"accepted": "green", "recovered": "red underline", "bonus": "bold bright_blue", "plain": ""}
 MEANINGS = {
     "accepted": "drafted, and the target agreed",
-    "recovered": "the draft was wrong here: the target's own token",
-    "bonus": "all drafts agreed: one more from the target, free",
+    "recovered": "the draft was rejected: the target's own token",
+    "bonus": "the whole draft was accepted: one more token from the same target pass",
 }
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _Console(Console):
-    """A console that strips trailing blanks of tables when it writes to a pipe."""
+    """A console that strips trailing blanks of tables in a pipe."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         if self.is_terminal:
@@ -44,7 +44,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def percents(parts: Sequence[float]) -> list[int]:
-    """Shares of a positive total in whole percent that add up to 100: rounded down, the largest remainders up."""
+    """Returns shares in whole percent that add up to 100: rounded down, but up for the largest remainders."""
     exact = [100 * part / sum(parts) for part in parts]
     found = [int(share) for share in exact]
     for at in sorted(range(len(parts)), key=lambda at: found[at] - exact[at])[: 100 - sum(found)]:
@@ -69,7 +69,10 @@ def harmless(text: str) -> str:
 class Painter:
     """Splits the growing text of a request into pieces, optionally by the origin of their tokens.
 
-    Without a tokenizer the pieces are token ids.
+    Args:
+        handle: The request.
+        tokenizer: Its tokenizer. None: the pieces are token ids.
+        by_origin: Whether to start a new piece for every token, with its origin.
     """
 
     def __init__(self, handle: Handle, tokenizer: Any, *, by_origin: bool = True) -> None:
@@ -77,9 +80,9 @@ class Painter:
 
         self._handle, self._by_origin = handle, by_origin
         self._stream = TextStream(tokenizer, handle.prompt) if tokenizer is not None else None
-        self._seen = 0  # tokens
-        self._shown = 0  # characters
-        self._length = 0  # characters of the tokens seen
+        self._seen = 0  # tokens that were read
+        self._shown = 0  # characters that were returned
+        self._length = 0  # characters of the tokens that were read
         self._ends: list[tuple[int, str]] = []  # where the text of each token ends, and its origin
 
     def fresh(self) -> list[tuple[str, str]]:
@@ -106,7 +109,7 @@ class Painter:
                 pieces.append((text[self._shown : stop], origin))
                 self._shown = stop
         if self._shown < limit and (self._handle.finished or not self._by_origin):
-            # All of it without origins; with them, half a character that the end released.
+            # everything without origins; with origins, an incomplete character at the end of the text
             pieces.append((text[self._shown : limit], self._ends[-1][1] if self._ends else "plain"))
             self._shown = limit
         self._ends = [entry for entry in self._ends if entry[0] > self._shown] or self._ends[-1:]

@@ -42,14 +42,14 @@ def head_layers(
     texts = [item.prompt for item in bundled_workload()] if file is None else read_prompts(None, file, False)
     tokens = [token for text in texts for token in engine.encode(text)]
     rates = layer_acceptance(PagedHead(load_eagle3(head, target), target), target, tokens)
-    told, best = next(iter(rates)), max(rates, key=lambda ids: rates[ids])
+    configured, best = next(iter(rates)), max(rates, key=lambda ids: rates[ids])
     if as_json:
         found = [{"layers": list(ids), "acceptance": rate} for ids, rate in rates.items()]
-        print_json({"head": head, "told": list(told), "best": list(best), "rates": found})
+        print_json({"head": head, "configured": list(configured), "best": list(best), "rates": found})
         return
     for ids, rate in rates.items():
-        print(f"inputs of layers {list(ids)}: {rate:.3f}" + (" (as config.json is understood)" if ids == told else ""))
-    if best == told:
+        print(f"inputs of layers {list(ids)}: {rate:.3f}" + (" (as config.json is read)" if ids == configured else ""))
+    if best == configured:
         print("the configuration is right")
     else:
-        print(f"others are accepted more: use -o layers={json.dumps(list(best))}")
+        print(f"other layers have a higher acceptance rate: use -o layers={json.dumps(list(best))}")

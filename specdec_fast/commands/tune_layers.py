@@ -1,4 +1,4 @@
-"""`specdec tune layers`: what layer_skip leaves out, found by measuring; `tree` and `head-layers` have own files."""
+"""`specdec tune layers`: selects the sub-blocks that drafter layer_skip skips, by measurement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Tune layers, trees and heads of a drafter by measurement.", no_args_is_help=True)
 METHODS = ("bayes", "similarity")
-_PROMPTS = 8  # of the bundled workload, and rows for the similarity of hidden states
+_PROMPTS = 8  # prompts of the bundled workload, and rows for hidden-state similarity
 
 
 @app.callback()
@@ -89,7 +89,7 @@ def layers(
     from specdec_fast.tune.search_plot import search_chart
     from specdec_fast.tune.skipped_layers import Bench, best_of, confirm, search
 
-    if plot is not None:  # before anything takes long
+    if plot is not None:  # before the slow part
         plot.parent.mkdir(parents=True, exist_ok=True)
     open_engine.quiet()
     setup = open_engine.resolve(
@@ -119,22 +119,22 @@ def layers(
         write_layers(place, best.skip, count, facts)
         _say(
             f"{what} {len(found)} of {last}: {trial.cost:.3f} of plain decoding's {trial.plain_ms:.2f} ms/token "
-            f"(noise {trial.noise:.3f}), tau {trial.tau:.2f}, {len(trial.skip)} of {2 * count} left out; "
+            f"(noise {trial.noise:.3f}), tau {trial.tau:.2f}, {len(trial.skip)} of {2 * count} skipped; "
             f"best {best.cost:.3f}",
             as_json,
         )
 
-    def look() -> None:
+    def run_search() -> None:
         similar = [each.skip for each in similar_choices(target, [prompt[-512:] for prompt in prompts[:_PROMPTS]])]
         if method == "bayes":
             for trial in search(bench, count, trials, done=done, starts=_starts(similar, count, trials), seed=seed):
                 keep(trial, "trial", trials)
         else:
             known = {trial.skip for trial in done}
-            chosen = [skip for skip in _spread(similar, max(trials - len(done), 0)) if skip not in known]
-            _say(f"similarity: {counted(len(similar), 'choice')}, {len(chosen)} to be timed (--trials)", as_json)
-            for skip in chosen:
-                keep(bench(skip), "trial", len(done) + len(chosen))
+            selected = [skip for skip in _spread(similar, max(trials - len(done), 0)) if skip not in known]
+            _say(f"similarity: {counted(len(similar), 'choice')}, {len(selected)} to be timed (--trials)", as_json)
+            for skip in selected:
+                keep(bench(skip), "trial", len(done) + len(selected))
         if len(found) > len(done):
             again = confirm(bench, found)
             last = len(found) + len(again)
@@ -142,15 +142,15 @@ def layers(
                 keep(trial, "again", last)
 
     try:
-        look()
+        run_search()
     except KeyboardInterrupt:
-        again = f"the same command{' without --fresh' if fresh else ''} goes on"
-        kept = f"; {place} holds the best of them, and {again}" if found else ""
+        again = f"run the same command{' without --fresh' if fresh else ''} again to continue"
+        kept = f"; the best of them is in {place}; {again}" if found else ""
         print(f"specdec: interrupted after {counted(len(found), 'trial')}{kept}", file=sys.stderr)
         raise typer.Exit(130) from None
     best = best_of(found)
     picture = plot or place.with_suffix(".png")
-    picture.write_bytes(search_chart(found, best, count, f"{model}: what layer_skip leaves out"))
+    picture.write_bytes(search_chart(found, best, count, f"{model}: sub-blocks that layer_skip skips"))
     noise = [trial.noise for trial in found]
     report = {
         "model": model,
@@ -186,7 +186,16 @@ def _fingerprint(prompts: Sequence[Sequence[int]]) -> str:
 def _resumed(place: Path, num_layers: int, settings: Mapping[str, Any]) -> list[Trial]:
     """Reads trials of earlier runs.
 
-    Raises ValueError for a file of another model, and for trials with other settings.
+    Args:
+        place: Result file, which need not exist.
+        num_layers: Layers of the target.
+        settings: Settings of this call.
+
+    Returns:
+        The trials.
+
+    Raises:
+        ValueError: If the file belongs to another model, or if its trials have other settings.
     """
     from specdec_fast.commands.terminal_output import counted
     from specdec_fast.targets.layer_choice import read_choice, read_layers
@@ -201,8 +210,8 @@ def _resumed(place: Path, num_layers: int, settings: Mapping[str, Any]) -> list[
     for name, ours in settings.items():
         if trials and stored.get(name) != ours:
             raise ValueError(
-                f"{place}: holds {held} measured with {name} {stored.get(name)!r}; got {ours!r}, and costs of "
-                "both do not compare; start anew with --fresh, or write elsewhere with --out"
+                f"{place}: holds {held} measured with {name} {stored.get(name)!r}; got {ours!r}, and their "
+                "costs cannot be compared; start again with --fresh, or write elsewhere with --out"
             )
     return trials
 
@@ -232,11 +241,11 @@ def _summary(report: dict[str, Any], num_layers: int) -> str:
     verdict = (
         "use it with `specdec generate --drafter layer_skip`"
         if report["pays"]
-        else "no choice was faster than plain decoding here"
+        else "no selection was faster than plain decoding here"
     )
     return (
         f"best of {counted(report['trials'], 'trial')}: {report['cost']:.3f} of plain decoding's time per token "
         f"(noise {report['noise']:.3f}), tau {report['tau']:.2f}\n"
-        f"left out of {num_layers} layers: attention {report['attention']}, MLP {report['mlp']}\n"
+        f"skipped of {num_layers} layers: attention {report['attention']}, MLP {report['mlp']}\n"
         f"{report['file']}, {report['plot']}: {verdict}"
     )

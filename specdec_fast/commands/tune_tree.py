@@ -74,7 +74,7 @@ def tree(
     out.parent.mkdir(parents=True, exist_ok=True)
     open_engine.quiet()
     given = list(drafter_option or ())
-    if drafter == "medusa":  # as deep and as wide as what is measured
+    if drafter == "medusa":  # a tree of the depth and width to measure
         wide = [-1, *[0] * width, *(at if at == 1 else at + width - 1 for at in range(1, depth))]
         given += [f"shape={wide}", f"pick={'coupled' if how == 'coupled' else 'greedy'}"]
     setup = open_engine.resolve(

@@ -1,4 +1,4 @@
-"""Token arrays of the corpus, and batches that depend on the step number only."""
+"""Token arrays of a corpus, and batches that depend on the step number only."""
 
 from __future__ import annotations
 
@@ -15,28 +15,34 @@ from specdec_fast.train.demo_pair.corpus import DOMAINS, Document, held_out
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Encoded corpus: training tokens in one row, held-out documents apart with their domain and length in
-    bytes.
+    """An encoded corpus: training tokens in one row, and held-out documents.
+
+    Attributes:
+        train: Training tokens, uint16 [N]: shuffled documents, each with the end token first.
+        held: Tokens of held-out documents, uint16 [H].
+        held_offsets: First token of each held-out document, int64 [documents + 1].
+        held_domain: Domain of each held-out document, as an index into DOMAINS, int64 [documents].
+        held_bytes: Length of each held-out document in bytes, int64 [documents].
     """
 
-    train: np.ndarray  # uint16 [N], documents shuffled, each begins with the end token
-    held: np.ndarray  # uint16 [H]
-    held_offsets: np.ndarray  # int64 [documents + 1]
-    held_domain: np.ndarray  # int64 [documents], index into DOMAINS
-    held_bytes: np.ndarray  # int64 [documents]
+    train: np.ndarray
+    held: np.ndarray
+    held_offsets: np.ndarray
+    held_domain: np.ndarray
+    held_bytes: np.ndarray
 
     def save(self, path: Path) -> None:
-        """Write to an .npz file."""
+        """Writes an .npz file."""
         np.savez(path, **{name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
-        """Read what `save` wrote."""
+        """Reads a file that `save` wrote."""
         with np.load(path) as stored:
             return cls(**{name: stored[name] for name in cls.__slots__})
 
     def held_documents(self) -> list[tuple[str, np.ndarray, int]]:
-        """Held-out documents: (domain, token ids [n], length in bytes)."""
+        """Returns domain, token ids [n] and length in bytes of every held-out document."""
         cuts = self.held_offsets
         return [
             (DOMAINS[int(self.held_domain[i])], self.held[cuts[i] : cuts[i + 1]], int(self.held_bytes[i]))
@@ -45,7 +51,7 @@ class Tokens:
 
 
 def arrange(documents: list[Document], ids: list[np.ndarray], seed: int) -> Tokens:
-    """Split into training and held-out documents; the training documents are shuffled."""
+    """Splits documents into training and held-out ones, and shuffles the training documents."""
     kept = [i for i, d in enumerate(documents) if held_out(d)]
     trained = [i for i, d in enumerate(documents) if not held_out(d)]
     order = np.random.default_rng(seed).permutation(len(trained))
@@ -60,15 +66,23 @@ def arrange(documents: list[Document], ids: list[np.ndarray], seed: int) -> Toke
 
 @lru_cache(maxsize=2)
 def _epoch(seed: int, epoch: int, offsets: int, count: int) -> tuple[int, np.ndarray]:
-    """The offset of an epoch's blocks, and their order."""
+    """Returns the offset of an epoch's blocks and their order."""
     rng = np.random.default_rng((seed, epoch))
     return int(rng.integers(0, offsets)), rng.permutation(count)
 
 
 def blocks(row: np.ndarray, step: int, count: int, length: int, seed: int) -> Tensor:
-    """The ``count`` blocks of ``length + 1`` tokens of this step, int64 [count, length + 1].
+    """Returns the blocks of a step. Every epoch visits each block once, with an order and an offset of its own.
 
-    Every epoch visits each block once, in an order of its own and from an offset of its own.
+    Args:
+        row: Training tokens [N].
+        step: Number of the step.
+        count: Blocks per step.
+        length: Tokens per block, without the one that is only predicted.
+        seed: Seed of orders and offsets.
+
+    Returns:
+        Tokens, int64 [count, length + 1].
     """
     per_epoch = max((len(row) - 1) // length - 1, 1)
     picked = []

@@ -50,7 +50,8 @@ def test_a_ratio_that_tau_cannot_explain_is_withheld(ratio: float) -> None:
     found = summary([measured([ratio], [1.0])])
     assert found["speedup"] is None and found["speedup_rounds"] == [[ratio]]
     assert (
-        found["speedup_doubt"] == f"the times say {ratio:.1f}x, but 3.00 tokens per target pass explain 4.00x at most"
+        found["speedup_doubt"]
+        == f"the measured ratio is {ratio:.1f}x, but 3.00 tokens per target pass allow at most 4.00x"
     )
     text = shown([*quiet, measured([ratio], [1.0])])
     assert f"prose greedy {TOKENS / ratio:.1f} 48.0 ? 3.00" in text, "absolute speeds stay"

@@ -135,7 +135,9 @@ def test_an_interrupted_batch_shows_what_was_begun(
     assert result.exit_code == 130
     headings = [line for line in result.stdout.splitlines() if line.startswith("── ")]
     assert headings == [f"── {at}: Once upon [cancelled]" for at in range(1, 9)]
-    assert re.fullmatch(r"specdec: interrupted after [1-9]\d* tokens; 3 of 11 prompts were not begun\n", result.stderr)
+    assert re.fullmatch(
+        r"specdec: interrupted after [1-9]\d* tokens; 3 of 11 prompts were not started\n", result.stderr
+    )
 
 
 def test_several_prompts_have_a_bar_on_a_terminal(run: Any, pair: list[str], expected: str) -> None:
@@ -201,7 +203,7 @@ def test_without_the_extension_the_text_is_the_same(pair: list[str], expected: s
     assert line.startswith(
         "specdec: warning: operators run on their slow PyTorch references: extension specdec_kernels._C"
     )
-    assert "not built; build it with" in line and line.endswith("; `specdec info` says which")
+    assert "not built; build it with" in line and line.endswith("; `specdec info` lists them")
 
 
 def test_stop_understands_a_new_line(run: Any, pair: list[str], expected: str) -> None:
@@ -222,7 +224,7 @@ def test_token_ids_without_a_tokenizer(run: Any, models: dict[str, str], tmp_pat
 def test_a_draft_without_a_tokenizer_is_noted(run: Any, models: dict[str, str], expected: str) -> None:
     result = run("generate", "Once upon", "--model", models["target"], "--draft", models["bare"], *SAMPLING)
     assert result.stdout == expected + "\n"
-    note = f"--draft {models['bare']} has no tokenizer; it is taken to share the target's"
+    note = f"--draft {models['bare']} has no tokenizer; the target's is assumed"
     assert result.stderr == f"specdec: note: {note}\n"
 
 

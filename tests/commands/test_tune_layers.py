@@ -67,7 +67,7 @@ def test_ctrl_c_keeps_the_trials(
     monkeypatch.setattr(skipped_layers.Bench, "__call__", interrupted)
     result = run(*asked)
     assert result.exit_code == 130 and "trial 2 of 4: " in result.stdout and "trial 3 " not in result.stdout
-    goes_on = f"{place} holds the best of them, and the same command goes on"
+    goes_on = f"the best of them is in {place}; run the same command again to continue"
     assert result.stderr == f"specdec: interrupted after 2 trials; {goes_on}\n"
     assert len(json.loads(place.read_text())["trials"]) == 2
     monkeypatch.setattr(skipped_layers.Bench, "__call__", measure)
@@ -98,7 +98,7 @@ def test_a_search_is_not_continued_under_other_settings(
         result = run(*asked, *more)
         assert result.exit_code == 2 and f" measured with {message}" in result.stderr
         assert (
-            result.stderr.startswith(f"specdec: error: {place}: holds ") and "start anew with --fresh" in result.stderr
+            result.stderr.startswith(f"specdec: error: {place}: holds ") and "start again with --fresh" in result.stderr
         )
     assert Path(place).read_text() == stored
     assert run(*asked, "--stop", "fixed", "--fresh").exit_code == 0

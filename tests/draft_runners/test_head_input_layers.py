@@ -138,7 +138,7 @@ def test_the_program_says_which_layers_to_use(learnt: Any, tmp_path: Path) -> No
     runner = CliRunner()
     answer = runner.invoke(main, [*told, "--head", str(place), "--json"])
     found = json.loads(answer.stdout)
-    assert found["told"] == [0, 1, 2] and found["best"] == [1, 2, 3]
+    assert found["configured"] == [0, 1, 2] and found["best"] == [1, 2, 3]
     said = runner.invoke(main, [*told, "--head", str(place)]).stdout
     assert "inputs of layers [0, 1, 2]: 0." in said and "use -o layers=[1, 2, 3]" in said
     assert "the configuration is right" in runner.invoke(main, [*told, "--head", str(folder)]).stdout

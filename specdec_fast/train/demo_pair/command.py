@@ -28,7 +28,7 @@ app.command()(medusa)
 
 
 class _Progress:
-    """A live bar on a terminal, a plain line every few seconds when piped."""
+    """A progress bar on a terminal, and a line every few seconds in a pipe."""
 
     def __init__(self, every: float = 10.0) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -46,7 +46,7 @@ class _Progress:
         )
 
     def __call__(self, stage: str, share: float, loss: float, tokens: int, rate: float, left: float) -> None:
-        """One report of a stage."""
+        """Shows the progress of a stage."""
         note = f"{tokens:,} tokens" + (f", loss {loss:.4f}" if loss == loss else "")
         note += f", {rate:,.0f} tokens/s" if rate == rate else ""
         if self.live:
@@ -100,13 +100,16 @@ def demo_pair(
         able = torch.cpu.get_capabilities()
         bfloat16 = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
     recipe = dataclasses.replace(recipe, seed=seed, compiled=compiled, workers=workers, bfloat16=bfloat16)
-    logging.disable_progress_bar()  # ours is enough
+    logging.disable_progress_bar()  # this command has its own
     progress = _Progress()
     try:
         with progress.bar:
             numbers = pair.run(recipe, out, progress, say=progress.bar.console.print if progress.live else print)
     except KeyboardInterrupt:
-        print(f"specdec: interrupted; what is done is kept in {out}, and the same command goes on", file=sys.stderr)
+        print(
+            f"specdec: interrupted; finished work is kept in {out}; run the same command again to continue",
+            file=sys.stderr,
+        )
         raise typer.Exit(130) from None
     alpha, bits = numbers["alpha_held_out"]["all"]["alpha"], numbers["bits_per_byte"]["target"]["all"]
     typer.echo(f"alpha {alpha:.3f}, target {bits:.3f} bits per byte; written to {out / 'export'}")

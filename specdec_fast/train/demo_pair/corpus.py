@@ -1,8 +1,8 @@
-"""Find, read and split the text the demo pair is trained on.
+"""The training text of the demo pair: finds, reads and splits it.
 
-Three domains, all under licences that allow it: ``code`` (the standard library of the running Python, PSF
-licence), ``docs`` (the Python documentation's reStructuredText sources, PSF licence) and ``kjv`` (the King
-James Bible, public domain). A document is a file or a chapter. Nothing is downloaded.
+It has three domains, all under licences that allow this use. `code` is the standard library of the running Python (PSF
+licence), `docs` the reStructuredText sources of the Python documentation (PSF licence), and `kjv` the King James Bible
+(public domain). A document is a file or a chapter. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 DOMAINS = ("code", "docs", "kjv")
 HOLD_OUT_EVERY = 33
 MAX_DOCUMENT_BYTES = 400_000
-# Tables rather than text: they would only teach the model to count.
+# folders of tables and tests, which are poor training text
 SKIPPED_PARTS = frozenset(
     {
         "site-packages",
@@ -50,12 +50,12 @@ VERSE = re.compile(r"^(?P<book>[0-9]?[A-Za-z]+?)(?P<chapter>\d+):(?P<verse>\d+) 
 
 
 class CorpusNotFound(ValueError):
-    """A part of the training text is not on this machine."""
+    """Raised if a part of the training text is not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file or chapter: its domain, a stable name and its text."""
+    """One file or chapter, with its domain and a stable name."""
 
     domain: str
     name: str
@@ -63,7 +63,7 @@ class Document:
 
 
 def read_code() -> Iterator[Document]:
-    """Sources of the running Python's standard library, tests and tables left out."""
+    """Yields the sources of the running Python's standard library, without tests and tables."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
@@ -75,7 +75,7 @@ def read_code() -> Iterator[Document]:
 
 
 def find_documentation() -> Path | None:
-    """The folder of the Python documentation's sources, newest version first."""
+    """Returns the folder with the sources of the newest installed Python documentation, or None."""
     found = {}
     for path in Path("/usr/share/doc").glob("python3.*/html/_sources"):
         version = re.fullmatch(r"python3\.(\d+)", path.parent.parent.name)
@@ -85,7 +85,7 @@ def find_documentation() -> Path | None:
 
 
 def read_docs() -> Iterator[Document]:
-    """The Python documentation as reStructuredText. *Raises* CorpusNotFound without the Debian package."""
+    """Yields the Python documentation as reStructuredText; raises CorpusNotFound if it is not installed."""
     root = find_documentation()
     if root is None:
         raise CorpusNotFound(
@@ -99,7 +99,7 @@ def read_docs() -> Iterator[Document]:
 
 
 def read_kjv() -> Iterator[Document]:
-    """The King James Bible, one chapter a document. *Raises* CorpusNotFound without the Debian packages."""
+    """Yields the chapters of the King James Bible; raises CorpusNotFound if it is not installed."""
     program = shutil.which("bible") or shutil.which("bible", path="/usr/bin:/usr/games:/usr/local/bin")
     if program is None:
         raise CorpusNotFound("no program called bible: install the Debian packages bible-kjv and bible-kjv-text")
@@ -113,7 +113,7 @@ def read_kjv() -> Iterator[Document]:
 
 
 def split_chapters(lines: Iterable[str]) -> Iterator[Document]:
-    """Chapters out of lines such as ``Ge1:1 In the beginning ...``, in the order of the canon."""
+    """Yields chapters from lines such as `Ge1:1 In the beginning ...`, which are in canonical order."""
     book, index = "", -1
     key: tuple[int, str] = (-1, "")
     verses: list[str] = []
@@ -138,13 +138,13 @@ def _chapter(key: tuple[int, str], verses: list[str]) -> Document:
 
 
 def held_out(document: Document) -> bool:
-    """Whether a document is kept away from training: one in 33, by a hash of its name."""
+    """Returns whether a document is held out from training: one in 33, by a hash of its name."""
     digest = hashlib.sha256(f"{document.domain}/{document.name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % HOLD_OUT_EVERY == 0
 
 
 def read_corpus() -> list[Document]:
-    """All documents of the three domains. *Raises* CorpusNotFound naming every package that is missing."""
+    """Returns the documents of all domains; raises CorpusNotFound with the names of all missing packages."""
     documents: list[Document] = []
     missing: list[str] = []
     for reader in (read_code, read_docs, read_kjv):

@@ -1,4 +1,4 @@
-"""Stage 4: distil the draft from the target's own distribution."""
+"""Stage 4 of the demo pair: distils the draft from the target's distribution."""
 
 from __future__ import annotations
 
@@ -24,15 +24,26 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 
-# Brings the distance to the size of the cross-entropy, so that the learning rates stay right.
+# scales the distance to the size of the cross-entropy, so that the learning rates fit both
 DISTANCE_SCALE = 4.0
 
 
 def distillation_loss(draft_logits: Tensor, target_logits: Tensor, distance_weight: Tensor | float) -> Tensor:
-    """Cross-entropy against the target's distribution mixed with the total variation distance; logits [N, V].
+    """Computes the cross-entropy to the target's distribution, mixed with the total variation distance.
 
-    1 - alpha is exactly that distance, so its share grows towards the end. Zhou et al. 2024, "DistillSpec"
-    (arXiv:2310.08461), section 3; Leviathan et al. 2023 (arXiv:2211.17192), section 3.
+    That distance is 1 - alpha, so training gives it a growing weight.
+
+    Args:
+        draft_logits: [N, V].
+        target_logits: [N, V].
+        distance_weight: Weight of the distance, in [0, 1].
+
+    Returns:
+        The scalar loss.
+
+    Source:
+        Zhou et al. 2024 (DistillSpec, arXiv:2310.08461), section 3; Leviathan et al. 2023 (arXiv:2211.17192),
+        section 3.
     """
     p = target_logits.softmax(-1)
     log_q = draft_logits.log_softmax(-1)
@@ -42,7 +53,7 @@ def distillation_loss(draft_logits: Tensor, target_logits: Tensor, distance_weig
 
 
 def start_draft(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
-    """Give the draft the best low-rank copy of the target's tied embedding, in place."""
+    """Sets the draft's embedding to the best low-rank approximation of the target's, in place."""
     u, s, _ = torch.linalg.svd(target.model.embed_tokens.weight.float(), full_matrices=False)
     width = draft.config.hidden_size
     draft.model.embed_tokens.weight.data.copy_(u[:, :width] * s[:width])
@@ -52,7 +63,7 @@ def start_draft(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
 
 
 def _pieces(recipe: Recipe) -> list[tuple[int, int]]:
-    """(first row, last row) of what is written in one go: 8 rows of training text, 32 of the target's own."""
+    """Returns (first row, last row) of each batch: 8 rows of training text, or 32 that the target continues."""
     text, total = recipe.corpus_contexts, recipe.corpus_contexts + recipe.sampled_contexts
     cuts = [*range(0, text, 8), *range(text, total, 32), total]
     return list(itertools.pairwise(cuts))
@@ -60,11 +71,10 @@ def _pieces(recipe: Recipe) -> list[tuple[int, int]]:
 
 @torch.no_grad()
 def write_contexts(recipe: Recipe, target: LlamaForCausalLM, out: Path, report: Report, team: Team = Team()) -> None:
-    """Store contexts and the target's last hidden states there, resumably: contexts.npy, hidden.npy.
+    """Writes contexts and the target's last hidden states after them, resumably: contexts.npy, hidden.npy.
 
-    Contexts are training text and, for a share, text the target itself continues at temperature 1 or
-    greedily: in use the draft sees nothing else. Hidden states take a quarter of the memory of logits and
-    give them by one product.
+    Most contexts are training text. The others are continued by the target at temperature 1 or greedily, since the
+    draft sees such text in use. Hidden states take a quarter of the memory of logits, which one product gives.
     """
     row = Tokens.load(out / "tokens.npz").train
     total, length = recipe.corpus_contexts + recipe.sampled_contexts, recipe.context
@@ -97,7 +107,7 @@ def write_contexts(recipe: Recipe, target: LlamaForCausalLM, out: Path, report: 
         hidden[first:last] = states.to(torch.float16).numpy()
         contexts.flush()
         hidden.flush()
-        partial = mark.with_name(mark.name + ".partial")  # every member has its own
+        partial = mark.with_name(mark.name + ".partial")  # every process has its own
         partial.write_text(str(number + 1))
         os.replace(partial, mark)
         report("contexts", (number + 1) / len(mine), float("nan"), last * length, float("nan"), float("nan"))
@@ -107,7 +117,18 @@ def write_contexts(recipe: Recipe, target: LlamaForCausalLM, out: Path, report: 
 def train_draft(
     recipe: Recipe, out: Path, report: Report, stop_after: int | None = None, team: Team = Team()
 ) -> Progress:
-    """Distil the draft from the final target. Checkpoint: draft.pt."""
+    """Distils the draft from the final target; the checkpoint is draft.pt.
+
+    Args:
+        recipe: The recipe.
+        out: Work folder.
+        report: Called after every step.
+        stop_after: Ends this call after that many steps.
+        team: This process's place among the training processes.
+
+    Returns:
+        The progress of the stage.
+    """
     target = load_model(build(recipe.target, recipe.seed), out / "final.pt")
     write_contexts(recipe, target, out, report, team)
     contexts, hidden = (np.load(out / name, mmap_mode="r") for name in ("contexts.npy", "hidden.npy"))

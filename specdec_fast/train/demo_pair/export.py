@@ -1,4 +1,4 @@
-"""Stages 5 and 6: write the pair as bfloat16 safetensors, measure what was written, write the model card."""
+"""Stages 5 and 6 of the demo pair: writes and measures bfloat16 weights, and writes the model card."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORKLOAD = Path(__file__).parents[2] / "assets" / "workload.json"
 
 
 def save_model(model: LlamaForCausalLM, tokenizer_folder: Path, folder: Path) -> None:
-    """bfloat16 safetensors, configuration and tokenizer in one folder that AutoModelForCausalLM can load."""
+    """Writes bfloat16 weights, configuration and tokenizer to a folder that AutoModelForCausalLM can load."""
     from transformers import GenerationConfig
 
     end = model.config.eos_token_id
@@ -45,14 +45,14 @@ def save_model(model: LlamaForCausalLM, tokenizer_folder: Path, folder: Path) ->
     model.save_pretrained(folder, safe_serialization=True)
     load_tokenizer(tokenizer_folder).save_pretrained(folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # known to every version of transformers
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # all versions of transformers have it
     settings = {key: value for key, value in settings.items() if key not in ("is_local", "local_files_only")}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     (folder / "model.safetensors").chmod(0o644)
 
 
 def export_pair(recipe: Recipe, out: Path) -> None:
-    """Checkpoints final.pt and draft.pt -> export/demo-target and export/demo-draft."""
+    """Exports the checkpoints final.pt and draft.pt to export/demo-target and export/demo-draft."""
     for name, shape, checkpoint in (
         ("demo-target", recipe.target, "final.pt"),
         ("demo-draft", recipe.draft, "draft.pt"),
@@ -62,7 +62,7 @@ def export_pair(recipe: Recipe, out: Path) -> None:
 
 
 def load_exported(folder: Path) -> LlamaForCausalLM:
-    """The stored bfloat16 weights, computed with in float32."""
+    """Loads exported bfloat16 weights as a float32 model."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -77,7 +77,7 @@ def continuations(
     count: int,
     seed: int,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Held-out beginnings continued by the model: contexts as they are in use."""
+    """Yields held-out beginnings that the model continues, as (kind, tokens)."""
     pieces = [piece for _, piece in windows(documents, prefix - 1) if piece.shape[1] == prefix]
     order = np.random.default_rng(seed).permutation(len(pieces))[:rows]
     batch = torch.cat([pieces[i] for i in order])
@@ -92,7 +92,18 @@ def workload_texts(
     temperature: float,
     count: int = 200,
 ) -> list[dict[str, Any]]:
-    """Each prompt continued by ``count`` tokens: its distinct-4, where it ended, and the text."""
+    """Continues each prompt by `count` tokens.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        prompts: Prompts of the workload.
+        temperature: Sampling temperature.
+        count: New tokens of each prompt.
+
+    Returns:
+        For each prompt its distinct-4, loop length, tokens before the end, and text.
+    """
     if not prompts:
         return []
     ids = [tokenizer(prompt["prompt"])["input_ids"] for prompt in prompts]
@@ -125,9 +136,17 @@ def _rounded(value: Any) -> Any:
 
 
 def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Measure the exported pair and write demo-pair.json, demo-pair.md and texts.json.
+    """Measures the exported pair, and writes demo-pair.json, demo-pair.md and texts.json.
 
-    A file notes.md in the work folder goes into the card.
+    The card includes the file notes.md of the work folder, if there is one.
+
+    Args:
+        recipe: The recipe of the pair.
+        out: Work folder.
+        say: Prints a line.
+
+    Returns:
+        The numbers of demo-pair.json.
     """
     export = out / "export"
     documents = Tokens.load(out / "tokens.npz").held_documents()
@@ -143,7 +162,7 @@ def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) 
         "bits_per_byte": {who: bits_per_byte(rows, documents, who) for who in ("target", "draft")},
         "alpha_held_out": rows,
     }
-    say("measuring alpha on text the target writes")
+    say("measuring alpha on text that the target generates")
     for temperature, name in ((1.0, "alpha_sampled_contexts"), (0.0, "alpha_greedy_contexts")):
         pieces = continuations(
             target,

@@ -1,6 +1,4 @@
-"""Numbers of a target and a draft: bits per byte, acceptance alpha, distinct-4, and text continued by a
-model.
-"""
+"""Measurements of a target and a draft: bits per byte, acceptance alpha, distinct-4, and generated text."""
 
 from __future__ import annotations
 
@@ -19,14 +17,21 @@ HeldDocument = tuple[str, np.ndarray, int]  # domain, token ids (the end token f
 
 
 def distinct(tokens: Sequence[int], n: int = 4) -> float:
-    """Unique n-grams / all n-grams; 1.0 when the text is shorter than n. Li et al. 2016 (arXiv:1510.03055)."""
+    """Returns the share of distinct n-grams, 1.0 if the text is shorter than n (Li et al. 2016, arXiv:1510.03055)."""
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
 def loop_length(tokens: Sequence[int], least: int = 16) -> int:
-    """How many tokens at the end only repeat what stands one period before: at least two periods and ``least`` tokens,
-    else 0.
+    """Measures a loop at the end of a text.
+
+    Args:
+        tokens: The text.
+        least: Smallest length of a loop.
+
+    Returns:
+        Number of final tokens that repeat the token one period before. 0 unless these are at least two periods and
+        `least` tokens.
     """
     size = len(tokens)
     for period in range(1, size // 3 + 1):
@@ -39,17 +44,31 @@ def loop_length(tokens: Sequence[int], least: int = 16) -> int:
 
 
 def overlap(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
-    """alpha of each position: sum over tokens of min(p, q) at temperature 1. Logits [..., V] -> [...].
+    """Computes the acceptance probability alpha of a sampled draft token: the sum of min(p, q) at temperature 1.
 
-    The acceptance probability of a drawn draft token: Leviathan et al. 2023 (arXiv:2211.17192), section 3.
+    Args:
+        target_logits: [..., V].
+        draft_logits: [..., V].
+
+    Returns:
+        alpha of each position, float32 [...].
+
+    Source:
+        Leviathan et al. 2023 (arXiv:2211.17192), section 3.
     """
     return torch.minimum(target_logits.float().softmax(-1), draft_logits.float().softmax(-1)).sum(-1)
 
 
 def windows(documents: Iterable[HeldDocument], length: int, limit: int | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Pieces of at most ``length + 1`` tokens, overlapping by one: only the first is not predicted.
+    """Splits documents into pieces that overlap by one token, so that only the first token is not predicted.
 
-    With a ``limit``, evenly spread pieces of about so many tokens per domain.
+    Args:
+        documents: Held-out documents.
+        length: Predicted tokens of a piece.
+        limit: Number of tokens per domain, approximately, from evenly spread pieces. None: all.
+
+    Yields:
+        Domain and tokens, int64 [1, at most length + 1].
     """
     pieces: dict[str, list[np.ndarray]] = {}
     for domain, ids, _ in documents:
@@ -66,7 +85,7 @@ def windows(documents: Iterable[HeldDocument], length: int, limit: int | None = 
 
 
 def bytes_per_token(documents: Sequence[HeldDocument]) -> dict[str, float]:
-    """Bytes of text per predicted token by domain."""
+    """Returns the bytes of text per predicted token, by domain."""
     counts: dict[str, list[int]] = {}
     for domain, ids, size in documents:
         row = counts.setdefault(domain, [0, 0])
@@ -76,9 +95,15 @@ def bytes_per_token(documents: Sequence[HeldDocument]) -> dict[str, float]:
 
 
 def bits_per_byte(rows: dict[str, dict[str, float]], documents: Sequence[HeldDocument], who: str) -> dict[str, float]:
-    """Bits per byte by domain and over ``all``, out of the bits per token that `acceptance` found.
+    """Converts bits per token to bits per byte.
 
-    ``who`` is ``target`` or ``draft``; domains count in ``all`` by their bytes.
+    Args:
+        rows: Result of `acceptance`.
+        documents: Held-out documents.
+        who: "target" or "draft".
+
+    Returns:
+        Bits per byte by domain, and over "all", where domains are weighted by their bytes.
     """
     size = bytes_per_token(documents)
     total = {domain: sum(n for d, _, n in documents if d == domain) for domain in size}
@@ -91,9 +116,16 @@ def bits_per_byte(rows: dict[str, dict[str, float]], documents: Sequence[HeldDoc
 def acceptance(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, pieces: Iterable[tuple[str, Tensor]], skip: int = 0
 ) -> dict[str, dict[str, float]]:
-    """alpha, greedy agreement, p(argmax q) and bits per token by kind of piece and over ``all``.
+    """Measures alpha, greedy agreement, p(argmax q) and bits per token.
 
-    The first ``skip`` tokens of a piece are context only.
+    Args:
+        target: The target.
+        draft: The draft.
+        pieces: Kind and tokens of each piece.
+        skip: Number of tokens at the start of a piece that are context only.
+
+    Returns:
+        The measurements by kind of piece, and over "all".
     """
     sums: dict[str, np.ndarray] = {}
     for kind, piece in pieces:
@@ -133,9 +165,18 @@ def continue_text(
     generator: torch.Generator | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Each row of ``prefix [B, n]`` continued by ``count`` tokens, int64 [B, n + count]; T = 0 is greedy.
+    """Continues every row by `count` tokens.
 
-    ``mask [B, n]`` is 0 where a row is padded on its left.
+    Args:
+        model: The model.
+        prefix: Tokens, int64 [B, n].
+        count: New tokens.
+        temperature: Sampling temperature; 0 is greedy.
+        generator: Source of randomness.
+        mask: 0 for left padding, int64 [B, n]; None without padding.
+
+    Returns:
+        Prefixes and new tokens, int64 [B, n + count].
     """
     from transformers import DynamicCache
 

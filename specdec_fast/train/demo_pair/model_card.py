@@ -11,7 +11,7 @@ NATURAL = "0.83 (code) to 0.94 (King James Bible)"  # distinct-4 of the corpus
 
 
 def write_card(recipe: Recipe, numbers: dict[str, Any], path: Path, notes: str = "") -> None:
-    """demo-pair.md: data, licences, recipe (with notes on this very run), numbers, limits."""
+    """Writes the card to `path`: data, licences, recipe with notes on the run, numbers, limits."""
     path.write_text(card(recipe, numbers, notes), encoding="utf-8")
 
 
@@ -33,7 +33,7 @@ def _domains(rows: dict[str, dict[str, float]]) -> str:
 
 
 def card(recipe: Recipe, numbers: dict[str, Any], notes: str = "") -> str:
-    """The card's text in Markdown."""
+    """Returns the card as Markdown."""
     bits, work, training = numbers["bits_per_byte"], numbers["workload"], numbers["training"]
     contexts = "\n".join(
         f"| {label} | {numbers[key]['alpha']:.3f} | {numbers[key]['greedy_agreement']:.3f} "

@@ -1,4 +1,4 @@
-"""Shapes of the demo pair: two Llama configurations and a few helpers to build them."""
+"""Sizes of the demo pair's two Llama models, and functions that build and grow them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a small Llama needs: sizes only, everything else is fixed by `build`."""
+    """Sizes of a small Llama; `build` fixes everything else."""
 
     layers: int
     hidden: int
@@ -24,13 +24,13 @@ class Shape:
     head_dim: int = 64
 
 
-# Many thin layers on purpose: at batch 1 a layer has a fixed cost that a shallow draft does not pay.
+# The target has many thin layers: at batch 1 each has a fixed cost, which a shallow draft does not pay.
 TARGET = Shape(layers=12, hidden=256, heads=4, kv_heads=2, inner=448)
 DRAFT = Shape(layers=1, hidden=192, heads=3, kv_heads=3, inner=384)
 
 
 def build(shape: Shape, seed: int, end_id: int = 0) -> LlamaForCausalLM:
-    """A randomly initialised float32 Llama of this shape with tied embeddings."""
+    """Builds a randomly initialised float32 Llama with tied embeddings."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -62,14 +62,14 @@ def build(shape: Shape, seed: int, end_id: int = 0) -> LlamaForCausalLM:
 
 
 def mixed(bfloat16: bool) -> torch.autocast:
-    """Matrix products in bfloat16 inside this context (weights and sums stay float32), or nothing at all."""
+    """Returns a context for matrix products in bfloat16, or in float32; weights and sums are always float32."""
     import torch
 
     return torch.autocast("cpu", torch.bfloat16, enabled=bfloat16)
 
 
 def start_quietly(model: LlamaForCausalLM) -> None:
-    """Zero the matrices that write into the residual stream: at the start every layer is the identity."""
+    """Zeroes the matrices that write into the residual stream, so that every layer starts as the identity."""
     import torch
 
     for layer in model.model.layers:
@@ -78,12 +78,18 @@ def start_quietly(model: LlamaForCausalLM) -> None:
 
 
 def grow(small: LlamaForCausalLM, large: LlamaForCausalLM) -> None:
-    """Fill the deeper model ``large`` with the layers of ``small``, each repeated in place and scaled down.
+    """Initialises a deeper model with the layers of a shallow one, each repeated in place and scaled down.
 
-    The cheap shallow model learns from more tokens first. A layer repeated k times writes 1/k into the
-    residual stream each time, so the deeper model begins near the function of the shallow one. Repetition in
-    place as in Chang et al. 2018 (arXiv:1710.10348); for stacking of whole models see Du et al. 2024
-    (arXiv:2405.15319).
+    The shallow model costs less, so it is trained on many tokens first. A layer that is repeated k times writes 1/k
+    into the residual stream each time. The deeper model therefore starts near the function of the shallow one.
+
+    Args:
+        small: The trained shallow model.
+        large: The deeper model, which is changed in place.
+
+    Source:
+        Chang et al. 2018 (arXiv:1710.10348) for repetition in place. Du et al. 2024 (arXiv:2405.15319) stack whole
+        models.
     """
     large.model.embed_tokens.load_state_dict(small.model.embed_tokens.state_dict())
     large.model.norm.load_state_dict(small.model.norm.state_dict())

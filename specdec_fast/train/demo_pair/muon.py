@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices, AdamW for the rest: one optimiser, float32, sized for a small model on a CPU."""
+"""Muon for hidden matrices and AdamW for all other parameters, as one optimiser for small models on a CPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(stack: Tensor, steps: int = 5, bfloat16: bool = False) -> Tensor:
-    """The nearest semi-orthogonal matrices of ``stack [n, rows, columns]`` by a Newton-Schulz iteration, one
-    batch.
+    """Computes the nearest semi-orthogonal matrices by a batched Newton-Schulz iteration.
 
-    Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". torch.optim.Muon does the
-    same in bfloat16 only, one matrix at a time; here float32 unless ``bfloat16`` is asked for.
+    torch.optim.Muon does the same for one matrix at a time, in bfloat16 only.
+
+    Args:
+        stack: Matrices, [n, rows, columns].
+        steps: Iterations.
+        bfloat16: Compute in bfloat16 instead of float32.
+
+    Returns:
+        Matrices with the shape and dtype of `stack`.
+
+    Source:
+        Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """
     a, b, c = _QUINTIC
     tall = stack.shape[1] > stack.shape[2]
@@ -31,10 +40,20 @@ def orthogonalise(stack: Tensor, steps: int = 5, bfloat16: bool = False) -> Tens
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon on every 2-D parameter whose name says it is a layer's matrix, AdamW on embeddings, heads and
-    norms.
+    """Applies Muon to the matrices of layers, and AdamW to embeddings, heads and norms.
 
-    Matrices of one shape are orthogonalised together. `scale` multiplies both learning rates (the schedule).
+    Matrices of one shape are orthogonalised together.
+
+    Args:
+        named: Names and parameters. A 2-D parameter with ".layers." in its name is a layer's matrix.
+        muon_lr: Peak learning rate of Muon.
+        adam_lr: Peak learning rate of AdamW.
+        momentum: Momentum of Muon.
+        betas: Betas of AdamW.
+        bfloat16: Orthogonalise in bfloat16.
+
+    Attributes:
+        scale: Factor on both learning rates, set by the schedule.
     """
 
     def __init__(
@@ -61,7 +80,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update; gradients of parameters that have none are skipped."""
+        """Updates all parameters that have a gradient."""
         for group in self.param_groups:
             (self._muon if group["kind"] == "muon" else self._adam)(group, group["peak"] * self.scale)
 

@@ -1,7 +1,7 @@
-"""Train the bundled demo pair from the text on this machine, stage by stage, every stage resumable.
+"""Trains the bundled demo pair from text on this machine, in stages that can be interrupted.
 
-tokenizer -> target -> unlikelihood -> draft -> export -> measure. All state lives in one work folder; a stage
-whose result is there is skipped, one that was interrupted goes on from its checkpoint.
+The stages are tokenizer, target, unlikelihood, draft, export and measure. All state is in one work folder. A finished
+stage is skipped, and an interrupted one continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from specdec_fast.train.demo_pair.training_loop import Progress, Report
 from specdec_fast.train.token_batches import Tokens, arrange
 
 STAGES = ("tokenizer", "target", "unlikelihood", "draft", "export", "measure")
-_HOW = ("workers", "compiled", "save_every")  # of a recipe: may differ from call to call
+_HOW = ("workers", "compiled", "save_every")  # fields of a recipe that may differ between calls
 
 
 class Unfinished(RuntimeError):
-    """A stage stopped before its budget was spent; run again with the same work folder."""
+    """Raised if a stage stopped before its budget was used up. Another run with the same work folder continues it."""
 
 
 def refuse_another_recipe(recipe: Recipe, out: Path) -> None:
-    """Write recipe.json into a new work folder. Raises ValueError for a folder that another recipe has begun."""
+    """Writes recipe.json into a new work folder; raises ValueError for the folder of another recipe."""
     place = out / "recipe.json"
     ours = {name: value for name, value in dataclasses.asdict(recipe).items() if name not in _HOW}
     ours = json.loads(json.dumps(ours))
@@ -49,7 +49,7 @@ def refuse_another_recipe(recipe: Recipe, out: Path) -> None:
 
 
 def make_tokens(recipe: Recipe, out: Path, documents: list[Document] | None = None) -> None:
-    """Train the tokenizer on the training documents and encode the corpus: tokenizer/, tokens.npz."""
+    """Trains the tokenizer on the training documents, and encodes the corpus: tokenizer/, tokens.npz."""
     if (out / "tokens.npz").exists():
         return
     out.mkdir(parents=True, exist_ok=True)
@@ -71,10 +71,22 @@ def run(
     stop_after: int | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Run every stage that is not done and return the measured numbers.
+    """Runs every stage that is not finished.
 
-    ``documents`` replaces the corpus of this machine; ``stop_after`` ends each training stage after so many
-    steps. *Raises* ValueError for a folder of another recipe, CorpusNotFound, and Unfinished when a stage was stopped.
+    Args:
+        recipe: The recipe.
+        out: Work folder.
+        report: Called after every training step.
+        documents: Documents that replace the corpus of this machine.
+        stop_after: Ends every training stage after that many steps.
+        say: Prints a line.
+
+    Returns:
+        The measured numbers.
+
+    Raises:
+        Unfinished: If a stage was stopped.
+        ValueError: If the folder belongs to another recipe, or if a part of the corpus is missing.
     """
     from specdec_fast.train.demo_pair.draft_stage import train_draft
     from specdec_fast.train.demo_pair.export import export_pair, measure_pair
@@ -93,7 +105,7 @@ def run(
         begun = time.monotonic()
         progress: Progress = together(stage, recipe, out, report, stop_after, recipe.workers)
         if not progress.done:
-            raise Unfinished(f"stage {name} stopped at step {progress.step}; run again with --out {out} to go on")
+            raise Unfinished(f"stage {name} stopped at step {progress.step}; run again with --out {out} to continue")
         say(
             f"{name}: {progress.tokens:,} tokens in {progress.seconds:.0f} s "
             f"(this call {time.monotonic() - begun:.0f} s), loss {progress.loss:.4f}"
@@ -103,7 +115,7 @@ def run(
 
 
 def install(out: Path, assets: Path) -> None:
-    """Copy an exported and measured pair over the bundled one."""
+    """Replaces the bundled pair by an exported and measured one."""
     for name in ("demo-target", "demo-draft"):
         fresh = assets / f".{name}.partial"
         shutil.rmtree(fresh, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The demo pair's recipe: shapes, budgets and everything else a run depends on."""
+"""The demo pair's recipe: shapes, budgets and all other hyperparameters."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from specdec_fast.train.demo_pair.training_loop import Budget
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What `specdec_fast.train.demo_pair.pipeline.run` does. The defaults make a pair like the bundled one in a few
-    hours; how that one's own run differed stands in its card.
+    """Hyperparameters of `specdec_fast.train.demo_pair.pipeline.run`.
+
+    The defaults train a pair like the bundled one in a few hours. Its card describes where its own run differed.
     """
 
     target: Shape = TARGET
     draft: Shape = DRAFT
-    start_layers: int = 4  # the target begins this shallow and is grown by stacking
+    start_layers: int = 4  # depth of the target before its layers are repeated
     seed: int = 0
     start_budget: Budget = field(default_factory=lambda: Budget(tokens=1_200_000))
     target_budget: Budget = field(default_factory=lambda: Budget(tokens=4_800_000))
@@ -24,11 +25,11 @@ class Recipe:
     draft_budget: Budget = field(default_factory=lambda: Budget(tokens=40_000_000))
     block: int = 1024  # tokens of a block
     blocks_per_step: int = 8
-    # (share of the target's budget from which it holds, length of a sequence)
+    # (share of the target's budget from which a length applies, length of a sequence)
     lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.45, 512), (0.8, 1024))
     muon_lr: float = 0.012  # 0.02, usual for batches of half a million tokens, is too much for 8192
     adam_lr: float = 2.5e-3
-    unlikelihood_rounds: int = 2  # each with that budget, from where the one before ended; the target is their mean
+    unlikelihood_rounds: int = 2  # consecutive rounds of that budget; the target is the mean of their weights
     repeat_blocks: int = 4  # unlikelihood: blocks of ordinary text per step
     repeat_muon_lr: float = 0.008
     repeat_adam_lr: float = 1.6e-3
@@ -41,18 +42,26 @@ class Recipe:
     sampled_contexts: int = 2048  # distillation: contexts continued by the target itself
     contexts_per_step: int = 16
     measured_tokens: int = 16_000  # per domain, for alpha on held-out text
-    continued_rows: int = 16  # held-out beginnings the target continues, for alpha in use
+    continued_rows: int = 16  # held-out beginnings that the target continues, for alpha on its own text
     continued_tokens: int = 128
     workload_tokens: int = 200
-    workers: int = 1  # processes that train together, one thread each
+    workers: int = 1  # training processes with one thread each
     bfloat16: bool = False  # matrix products in bfloat16, weights and sums in float32
     compiled: bool = True
     save_every: float = 60.0
 
 
 def tokened(target_tokens: int, draft_tokens: int) -> Recipe:
-    """The recipe with budgets in tokens: the same result wherever it runs and however often it is
-    interrupted. Contexts that a short distillation would never look at are not written.
+    """Returns the recipe with budgets in tokens, whose result does not depend on speed or interruptions.
+
+    A short distillation writes only the contexts that it will use.
+
+    Args:
+        target_tokens: Training tokens of the target.
+        draft_tokens: Distillation tokens of the draft.
+
+    Returns:
+        The recipe.
     """
     full = Recipe()
     share = min(draft_tokens / ((full.corpus_contexts + full.sampled_contexts) * full.context), 1.0)
@@ -67,7 +76,7 @@ def tokened(target_tokens: int, draft_tokens: int) -> Recipe:
 
 
 def timed(minutes: float) -> Recipe:
-    """The recipe with budgets in minutes of training altogether."""
+    """Returns the recipe with a total budget in minutes."""
     share = {"start": 0.06, "target": 0.62, "unlikelihood": 0.14, "draft": 0.18}
     seconds = {stage: 60.0 * minutes * part for stage, part in share.items()}
     return Recipe(

@@ -1,4 +1,4 @@
-"""Stages 2 and 3: train the target on text, then teach it not to repeat itself."""
+"""Stages 2 and 3 of the demo pair: trains the target on text, then against repetition."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 
 def compile_layers(model: LlamaForCausalLM) -> None:
-    """Compile one layer and use it for all: fused element-wise work, and a fraction of a whole model's
-    compile time. Attention is written out: at these lengths two plain products cost half of the fused call.
+    """Compiles the layers one by one, which takes a fraction of the compile time of a whole model.
+
+    Attention runs eagerly: at these lengths two plain products take half the time of the fused call.
     """
     model.set_attn_implementation("eager")
     for layer in model.model.layers:
@@ -35,7 +36,7 @@ def compile_layers(model: LlamaForCausalLM) -> None:
 
 
 def next_token_loss(model: LlamaForCausalLM, bfloat16: bool = False) -> Callable[[Tensor], Tensor]:
-    """Mean cross-entropy of ids [B, T + 1]."""
+    """Returns a function that maps ids, int64 [B, T + 1], to their mean cross-entropy."""
 
     def loss(ids: Tensor) -> Tensor:
         with mixed(bfloat16):
@@ -68,8 +69,19 @@ def _text_losses(
 def train_target(
     recipe: Recipe, out: Path, report: Report, stop_after: int | None = None, team: Team = Team()
 ) -> Progress:
-    """Train a shallow model, stack its layers to the full depth, train on. Checkpoints: target-start.pt,
-    target.pt.
+    """Trains a shallow model, repeats its layers to the full depth, and continues the training.
+
+    Checkpoints are target-start.pt and target.pt.
+
+    Args:
+        recipe: The recipe.
+        out: Work folder.
+        report: Called after every step.
+        stop_after: Ends this call after that many steps of a stage.
+        team: This process's place among the training processes.
+
+    Returns:
+        The progress of the last stage that ran.
     """
     row = Tokens.load(out / "tokens.npz").train
     shallow = build(dataclasses.replace(recipe.target, layers=recipe.start_layers), recipe.seed)
@@ -114,7 +126,7 @@ def train_target(
 
 
 def load_model(model: LlamaForCausalLM, checkpoint: Path) -> LlamaForCausalLM:
-    """The model with the weights of a checkpoint, in evaluation mode."""
+    """Loads the weights of a checkpoint into a model; returns it in evaluation mode."""
     stored = torch.load(checkpoint, map_location="cpu", weights_only=True)
     model.load_state_dict(stored["model"])
     return model.eval()
@@ -123,10 +135,23 @@ def load_model(model: LlamaForCausalLM, checkpoint: Path) -> LlamaForCausalLM:
 def train_unlikelihood(
     recipe: Recipe, out: Path, report: Report, stop_after: int | None = None, team: Team = Team()
 ) -> Progress:
-    """Unlikelihood training in rounds; the target is the mean of the weights that the rounds end with, which repeats
-    itself less and has fewer bits per byte than any of them (Izmailov et al. 2018, arXiv:1803.05407).
+    """Runs the rounds of unlikelihood training, and averages the weights at their ends.
 
-    Checkpoints: round-1.pt and so on, final.pt.
+    The averaged model repeats itself less and has fewer bits per byte than each round's. Checkpoints are round-1.pt and
+    so on, and final.pt.
+
+    Args:
+        recipe: The recipe.
+        out: Work folder.
+        report: Called after every step.
+        stop_after: Ends this call after that many steps of a round.
+        team: This process's place among the training processes.
+
+    Returns:
+        The progress of all rounds together, or of a round that did not end.
+
+    Source:
+        Izmailov et al. 2018 (arXiv:1803.05407) for averaged weights.
     """
     if (out / "final.pt").exists():
         return Progress(**torch.load(out / "final.pt", map_location="cpu", weights_only=True)["progress"])
@@ -136,7 +161,7 @@ def train_unlikelihood(
         progress = _unlikelihood_round(recipe, number, start, end, report, stop_after, team)
         if not progress.done:
             return progress
-        team.wait()  # the first member has written what all of them load next
+        team.wait()  # the first process has written the checkpoint that all load next
         start = end
         ends.append(end)
     rounds = [torch.load(end, map_location="cpu", weights_only=True) for end in ends]
@@ -157,7 +182,7 @@ def train_unlikelihood(
 def _unlikelihood_round(
     recipe: Recipe, number: int, start: Path, end: Path, report: Report, stop_after: int | None, team: Team
 ) -> Progress:
-    """Continue texts greedily or by sampling and penalise repeated 4-grams, beside ordinary text."""
+    """Trains one round: on ordinary text, and against repeated 4-grams in text that the model generates."""
     row = Tokens.load(end.parent / "tokens.npz").train
     model = load_model(build(recipe.target, recipe.seed), start)
     text = next_token_loss(model, recipe.bfloat16)

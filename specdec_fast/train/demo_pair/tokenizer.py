@@ -1,4 +1,4 @@
-"""Train and load the demo pair's tokenizer: byte-level BPE, so every text is representable and lossless."""
+"""Trains and loads the demo pair's tokenizer, a byte-level BPE that represents every text without loss."""
 
 from __future__ import annotations
 
@@ -18,15 +18,24 @@ VOCABULARY = 1024
 
 
 def train_tokenizer(texts: Iterable[str], size: int = VOCABULARY, context: int = 2048) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of exactly ``size`` entries; id 0 begins, ends and separates documents.
+    """Trains a byte-level BPE tokenizer.
 
-    Sennrich et al. 2016 (arXiv:1508.07909), on bytes as in GPT-2.
+    Args:
+        texts: Training documents.
+        size: Entries of the vocabulary.
+        context: Maximum length that the tokenizer reports.
+
+    Returns:
+        The tokenizer. Id 0 begins, ends and separates documents.
+
+    Source:
+        Sennrich et al. 2016 (arXiv:1508.07909), on bytes as in GPT-2.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer(models.BPE())
-    # Runs of spaces (indentation) are one piece; a word takes one leading space; digits stay apart.
+    # A run of spaces is one piece, a word has at most one leading space, and every digit is a piece.
     pieces = Regex(r"\n+|[ \t]+(?=[ \t]\S|\n)|[ \t]+(?![^\s])| ?\p{L}+|\d| ?[^\s\p{L}\d]+|\s+")
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -55,14 +64,14 @@ def train_tokenizer(texts: Iterable[str], size: int = VOCABULARY, context: int =
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer saved in ``folder``."""
+    """Loads the tokenizer of a folder."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document]) -> list[np.ndarray]:
-    """Token ids of each document, uint16, the end token first."""
+    """Returns the token ids of each document, uint16, with the end token first."""
     batches = tokenizer([d.text for d in documents], add_special_tokens=False, verbose=False)["input_ids"]
     end = tokenizer.eos_token_id
     return [np.asarray([end, *ids], dtype=np.uint16) for ids in batches]

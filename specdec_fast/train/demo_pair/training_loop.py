@@ -1,4 +1,4 @@
-"""The training loop of every stage: budget, schedule, checkpoints that survive a kill, progress."""
+"""The training loop of all stages: budget, schedule, atomic checkpoints, progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specdec_fast.train.demo_pair.muon import MuonWithAdamW
 from specdec_fast.train.demo_pair.worker_processes import Team
 
-# (step, progress in [0, 1)) -> pairs (scalar loss already weighted for this member's step, tokens it covers)
+# (step, progress in [0, 1)) -> pairs of a scalar loss, weighted for this process's step, and its number of tokens
 Losses = Callable[[int, float], Iterator[tuple[Tensor, int]]]
 # (stage, progress, mean loss, tokens, tokens per second, seconds left)
 Report = Callable[[str, float, float, int, float, float], None]
@@ -26,13 +26,13 @@ Report = Callable[[str, float, float, int, float, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long a stage trains: a number of tokens, of seconds, or whichever ends first."""
+    """Length of a stage in tokens or seconds; with both, the first limit that is reached ends it."""
 
     tokens: int | None = None
     seconds: float | None = None
 
     def progress(self, tokens: int, seconds: float) -> float:
-        """Share of the budget that is used up; 1 or more means done."""
+        """Returns the used share of the budget; 1 or more if the stage is done."""
         shares = [0.0]
         if self.tokens is not None:
             shares.append(tokens / max(self.tokens, 1))
@@ -43,10 +43,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning-rate factor: linear warm-up, then linear from ``first`` to ``last`` (zero at the end of the
-    last stage).
+    """Factor on the learning rate: a linear warm-up, then a linear change from `first` to `last`.
 
-    Decay to zero: Bergsma et al. 2025 (arXiv:2502.15938).
+    The last stage ends at zero.
+
+    Source:
+        Bergsma et al. 2025 (arXiv:2502.15938) for the decay to zero.
     """
 
     first: float = 1.0
@@ -54,6 +56,7 @@ class Schedule:
     warm_up: float = 0.02
 
     def __call__(self, progress: float) -> float:
+        """Returns the factor at a share of the budget."""
         if progress < self.warm_up:
             return self.first * (progress + 1e-3) / (self.warm_up + 1e-3)
         done = min((progress - self.warm_up) / (1.0 - self.warm_up), 1.0)
@@ -61,9 +64,7 @@ class Schedule:
 
 
 def save_atomically(value: Any, path: Path) -> None:
-    """torch.save under another name, then rename: a kill leaves the old file or the new one, never half of
-    one.
-    """
+    """Saves a value with torch.save under another name and renames the file, so that a kill leaves no partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(path.suffix + ".partial")
     torch.save(value, partial)
@@ -72,8 +73,10 @@ def save_atomically(value: Any, path: Path) -> None:
 
 @contextmanager
 def held_interrupt() -> Iterator[list[bool]]:
-    """Ctrl-C, and the signal by which schedulers end a program, only set the flag that is handed out, so that no step
-    is cut in half; a second one acts at once.
+    """Delays SIGINT and SIGTERM, so that no step ends halfway. A second signal raises KeyboardInterrupt at once.
+
+    Yields:
+        A list whose only entry becomes True with the first signal.
     """
     flag = [False]
     if threading.current_thread() is not threading.main_thread():
@@ -87,7 +90,7 @@ def held_interrupt() -> Iterator[list[bool]]:
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in before.items():
-        if handler not in (signal.SIG_IGN, None):  # None: set by a program around us, which keeps it
+        if handler not in (signal.SIG_IGN, None):  # None: a handler that was not set from Python stays
             signal.signal(number, note)
     try:
         yield flag
@@ -99,7 +102,7 @@ def held_interrupt() -> Iterator[list[bool]]:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a stage stands; stored in its checkpoint."""
+    """Progress of a stage, stored in its checkpoint."""
 
     step: int = 0
     tokens: int = 0
@@ -125,11 +128,32 @@ def fit(
     stop_after: int | None = None,
     team: Team = Team(),
 ) -> Progress:
-    """Train ``model`` until the budget is spent, resuming from ``checkpoint`` when it exists.
+    """Trains a model until the budget is used up, and continues from the checkpoint if it exists.
 
-    The data of a step depends on its number only, so with a token budget an interrupted run ends with the
-    same weights as one that was not. ``stop_after`` ends this call after so many steps (for tests),
-    checkpoint written. *Raises* KeyboardInterrupt after Ctrl-C, checkpoint written.
+    The data of a step depends on its number only. With a budget in tokens, an interrupted run therefore ends with the
+    same weights as one without interruption.
+
+    Args:
+        stage: Name of the stage, for reports.
+        model: The model, which is changed in place.
+        losses: Yields the losses of a step.
+        budget: Length of the stage.
+        checkpoint: File of the checkpoint.
+        report: Called after every step.
+        schedule: Factor on the learning rates.
+        muon_lr: Peak learning rate of Muon.
+        adam_lr: Peak learning rate of AdamW.
+        save_every: Seconds between checkpoints.
+        clip: Largest norm of the gradient.
+        bfloat16: Orthogonalise in bfloat16.
+        stop_after: Ends this call after that many steps, with a checkpoint (for tests).
+        team: This process's place among the training processes.
+
+    Returns:
+        The progress of the stage.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C, once a checkpoint is written.
     """
     at = Progress()
     optimiser = MuonWithAdamW(model.named_parameters(), muon_lr=muon_lr, adam_lr=adam_lr, bfloat16=bfloat16)
@@ -140,7 +164,7 @@ def fit(
         if at.done:
             return at
         optimiser.load_state_dict(stored["optimiser"])
-        for group in optimiser.param_groups:  # the rates are the caller's, not the checkpoint's
+        for group in optimiser.param_groups:  # the rates of this call apply, not those of the checkpoint
             group["peak"] = muon_lr if group["kind"] == "muon" else adam_lr
 
     def save() -> None:
@@ -165,7 +189,7 @@ def fit(
                 loss.backward()
                 total += float(loss.detach())
                 covered += tokens
-            # members agree on the clock, so that they follow one schedule
+            # processes agree on the time, so that they follow one schedule
             total, seconds = team.average(model.parameters(), total, before + time.monotonic() - started)
             nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimiser.step()

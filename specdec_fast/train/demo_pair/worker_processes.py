@@ -1,8 +1,7 @@
-"""Several single-threaded processes that train one model: they meet once per step instead of once per
-operation.
+"""Trains one model in several single-threaded processes, which synchronise once per step.
 
-On a machine that is also used for other things this is much faster than one process with several threads,
-whose every small parallel region waits for its slowest thread.
+With several threads, every small parallel region waits for its slowest thread. On a machine with other load, processes
+are much faster.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """A member's place among ``size`` processes that each take their share of every step."""
+    """A process's place among `size` processes, each of which computes its share of every step."""
 
     rank: int = 0
     size: int = 1
 
     def share(self, count: int) -> range:
-        """Indices out of ``range(count)`` this member works on."""
+        """Returns the indices of `range(count)` for this process."""
         return range(self.rank, count, self.size)
 
     def wait(self) -> None:
-        """Return when every member is here."""
+        """Waits until all processes call it."""
         if self.size > 1:
             torch.distributed.barrier()
 
     def average(self, parameters: Iterable[nn.Parameter], *values: float) -> tuple[float, ...]:
-        """Average all gradients in place, and the given numbers, over the members."""
+        """Averages gradients, in place, and the given numbers over the processes; returns the numbers."""
         if self.size == 1:
             return values
         given = [p.grad for p in parameters if p.grad is not None]
@@ -54,13 +53,13 @@ Stage = Callable[..., Any]  # (recipe, out, report, stop_after, team)
 
 
 def _silent(*_: object) -> None:
-    """A member other than the first reports nothing."""
+    """Discards reports of processes other than the first."""
 
 
 def _member(stage: Stage, recipe: Any, out: Path, stop_after: int | None, team: Team, meeting: str) -> None:
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first member decides when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides when to stop
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=team.rank, world_size=team.size)
     try:
@@ -72,7 +71,7 @@ def _member(stage: Stage, recipe: Any, out: Path, stop_after: int | None, team: 
 def together(
     stage: Stage, recipe: Any, out: Path, report: Callable[..., None], stop_after: int | None, size: int
 ) -> Any:
-    """Run a stage with ``size`` members, this process the first of them; its result. Size 1 runs it plainly."""
+    """Runs a stage in `size` processes, with this one as the first; returns its result."""
     if size == 1:
         return stage(recipe, out, report, stop_after, Team())
     handle, name = tempfile.mkstemp(prefix="meeting-", dir=out)

@@ -37,15 +37,15 @@ class LayerOptions:
         Raises:
             ValueError: If a size is below 1.
         """
-        asked = {
+        requested = {
             "num_attention_heads": self.attention_heads,
             "num_key_value_heads": self.kv_heads,
             "intermediate_size": self.inner,
         }
-        if any(value is not None and value < 1 for value in asked.values()):
-            got = ", ".join(str(value) for value in asked.values())
+        if any(value is not None and value < 1 for value in requested.values()):
+            got = ", ".join(str(value) for value in requested.values())
             raise ValueError(f"--attention-heads, --kv-heads, --inner: got {got}; expected at least 1 of each")
-        return {name: value for name, value in asked.items() if value is not None}
+        return {name: value for name, value in requested.items() if value is not None}
 
 
 @expand_options(out=Path("eagle-head"), batch=4, length=2048, lr=3e-5, warm_up=2000 / 800_000)

@@ -115,11 +115,12 @@ def expand_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[
         def command(*args: Any, **kwargs: Any) -> None:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            told = bound.arguments
+            values = bound.arguments
             made = {
-                name: kind(**{each.name: told.pop(each.name) for each in fields(kind)}) for name, kind in groups.items()
+                name: kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+                for name, kind in groups.items()
             }
-            own(**made, **told)
+            own(**made, **values)
 
         command.__name__, command.__doc__, command.__module__ = own.__name__, own.__doc__, own.__module__
         command.__signature__ = signature  # type: ignore[attr-defined]

@@ -93,7 +93,7 @@ class ParallelHeadsTrainee(nn.Module):
             scores = mine.float().log_softmax(-1)
             if ids is not None:
                 whole = scores.new_full((*scores.shape[:-1], int(self.heads.vocab_size)), -30.0)
-                scores = whole.index_copy(-1, ids, scores)  # a token that the head does not know costs it, and no more
+                scores = whole.index_copy(-1, ids, scores)  # a token outside the head's vocabulary costs a bounded loss
             if dist is None:
                 part = functional.nll_loss(scores.flatten(0, 1), text.flatten(), reduction="none").view_as(text)
             else:

@@ -82,7 +82,7 @@ def medusa(
         projection = trainee.states.model.get_output_embeddings().weight
         save_medusa(trainee.heads, place, base_model=text.model, layout=layout, lm_head=projection, facts=facts)
         rates = measure_rank_rates(trainee, held, training.length)
-        if rates[0][0] > 0:  # else there is nothing to choose by, and the drafter takes a published tree
+        if rates[0][0] > 0:  # otherwise the drafter uses a published tree
             shape = best_shape(rates, nodes)
             write_shape(place / "tree.json", shape, {"expected_tokens": expected_tokens(shape, rates), "rates": rates})
 
@@ -178,7 +178,9 @@ def check_shared_folder(accelerator: Any, folder: Path) -> None:
     if accelerator.num_processes == 1:
         return
     own = time.time_ns() % 2**31 if accelerator.is_main_process else 0
-    stamp = int(accelerator.reduce(torch.tensor([own], device=accelerator.device)))  # a name that nobody has looked for
+    stamp = int(
+        accelerator.reduce(torch.tensor([own], device=accelerator.device))
+    )  # a name that no process has looked up
     mark = folder / f"seen-{stamp}"
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
@@ -215,6 +217,10 @@ def train_heads(
         save: Writes (trainee, held-out tokens, folder, facts).
         facts: Facts about the training for config.json, besides the measurements.
         settings: Further fields of `Settings`.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C, once a checkpoint is written.
+        ValueError: If options contradict each other or an earlier run, or if the model has no tokenizer.
     """
     from specdec_fast.extras import require
 
@@ -242,11 +248,11 @@ def train_heads(
         "model": model,
     }
     source["answer"] = text.answer
-    if text.answer:  # what the target says depends on how it computes too; the format is that of rows with marks
+    if text.answer:  # answers depend on the dtype too; format 2 marks tokens without loss
         source |= {"temperature": text.temperature, "seed": made.seed, "dtype": dtype, "format": 2}
     run = {"kind": kind, "dtype": dtype, **facts, **source}
     here = create_accelerator(made)
-    check_same_run(out, made, with_process_count(run, here))  # before the target answers prompts for hours
+    check_same_run(out, made, with_process_count(run, here))  # before answers are generated, which may take hours
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(made.seed)
@@ -259,7 +265,7 @@ def train_heads(
     if not place.exists():
         row = read_training_tokens(text, target, tokenizer, made.seed, answers, here.process_index, here.num_processes)
         out.mkdir(parents=True, exist_ok=True)
-        unfinished = place.with_suffix(f".{here.process_index}.npy")  # of several processes each writes the same
+        unfinished = place.with_suffix(f".{here.process_index}.npy")  # every process writes the same content
         np.save(unfinished, row)
         unfinished.replace(place)
     here.wait_for_everyone()
@@ -269,15 +275,15 @@ def train_heads(
     trainee = build(target, row)
     title = f"{kind} heads for {model}"
     if (stored := read_stored_step(out)) and here.is_main_process:
-        print(f"{out / 'checkpoint'}: goes on behind step {stored} of {made.steps}", file=sys.stderr)
+        print(f"{out / 'checkpoint'}: continues after step {stored} of {made.steps}", file=sys.stderr)
     with _Bar(f"{kind}, {len(row):,} tokens") as bar:
         try:
             written = partial(write_history, folder=out, title=title)
             progress = fit(trainee, trainee.states, row, held, made, out, bar, measured=written, facts=run)
         except KeyboardInterrupt:
-            print(f"Stopped; the checkpoint is in {out}; the same command goes on from there.", file=sys.stderr)
+            print(f"Stopped; the checkpoint is in {out}; run the same command again to continue.", file=sys.stderr)
             raise
-    if not here.is_main_process:  # one writes the result
+    if not here.is_main_process:  # the main process writes the result
         return
     save(trainee, held, out / "head", {"training": {"steps": progress.step, **facts, **progress.history[-1]}})
     first, last = progress.history[0]["tokens_per_step"], progress.history[-1]["tokens_per_step"]

@@ -1,7 +1,7 @@
-"""Training of EAGLE heads: the next state and the next token (EAGLE-1), and unrolled steps (EAGLE-3).
+"""Trainees for EAGLE heads: next state and next token (EAGLE-1), and unrolled steps (EAGLE-3).
 
-Li et al. 2024 (EAGLE), section 4.1.3; Li et al. 2025 (EAGLE-3), section 3.2, training-time test. The loop and the
-target's states: specdec_fast/train/heads/trainer.py. Tests: tests/train/heads/test_recurrent.py.
+The training loop is specdec_fast/train/heads/trainer.py. Source: Li et al. 2024 (EAGLE), section 4.1.3; Li et al. 2025
+(EAGLE-3), section 3.2, training-time test. Tests: tests/train/heads/test_recurrent.py.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ FINAL = "final_norm"
 
 
 class _Trainee(nn.Module):
-    """head: an EAGLE head; states: of the target, at the head's auxiliary hidden states and at the final norm;
-    ahead: steps to measure.
+    """Computes losses and measurements of an EAGLE head over a frozen target.
+
+    Args:
+        head: The head.
+        states: Hidden states of the target: those that the head reads, and the final norm.
+        ahead: Number of steps to measure.
+
+    Raises:
+        ValueError: If `ahead` is below 1, or if a hidden state is missing.
     """
 
     def __init__(self, head: Any, states: TargetStates, ahead: int) -> None:
         super().__init__()
         if ahead < 1:
             raise ValueError(f"training steps ahead: got {ahead}; expected at least 1")
-        missing = [
-            aux_hidden_state
-            for aux_hidden_state in (*head.aux_hidden_states, FINAL)
-            if aux_hidden_state not in states.aux_hidden_states
-        ]
+        missing = [name for name in (*head.aux_hidden_states, FINAL) if name not in states.aux_hidden_states]
         if missing:
             raise ValueError(
                 f"training: got states without {missing[0]!r}; expected the head's auxiliary hidden states and "
@@ -61,11 +64,18 @@ class _Trainee(nn.Module):
 
     @torch.no_grad()
     def _measures(self, tokens: Tensor, counts: Tensor, logits: Sequence[Tensor], whole: Tensor) -> dict[str, Tensor]:
-        """On held-out text: `accepted_1`, ..., the chance that the rule of Leviathan et al. keeps a token drawn at that
-        step, which is the overlap of its distribution with the target's; and what a chain of best tokens yields there.
+        """Measures a head on held-out text.
 
-        logits: of every step [B, T, columns]; counts, whole: of the token that the first step guesses, whether it
-        counts [B, T] and the target's logits [B, T, V].
+        Args:
+            tokens: Token ids, int64 [B, L].
+            counts: Whether the token that the first step predicts has loss, bool [B, T].
+            logits: Logits of every step, [B, T, columns].
+            whole: The target's logits for the token that the first step predicts, [B, T, V].
+
+        Returns:
+            Measurements by name, none during training. `accepted_1`, ... is the acceptance rate of a token that is
+            sampled at that step, under rule `rejection`: the overlap of both distributions. `tokens_per_step` is the
+            yield of a chain of the best tokens.
         """
         if self.training:
             return {}
@@ -89,10 +99,14 @@ class _Trainee(nn.Module):
 
 
 class EagleTrainee(_Trainee):
-    """The loss of EAGLE-1: smooth L1 to the true state, and 0.1 times the cross-entropy to the target's distribution
-    there.
+    """Computes the loss of EAGLE-1: smooth L1 to the true state, and a cross-entropy to the target's distribution.
 
-    noise: half the width of the uniform noise on the states that are read, for texts of 512 tokens, as published.
+    Args:
+        head: An EAGLE-1 head.
+        states: Hidden states of the target.
+        token_weight: Weight of the cross-entropy.
+        noise: Half the width of the uniform noise on input states, for texts of 512 tokens as published.
+        ahead: Number of steps to measure.
     """
 
     def __init__(
@@ -102,8 +116,8 @@ class EagleTrainee(_Trainee):
         self.token_weight, self.noise = token_weight, noise
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, measures) of tokens int64 [B, L], over those that count."""
-        tokens, counts = _guessed(tokens)
+        """Returns the scalar loss and measurements by name, of stored tokens int64 [B, L] that have loss."""
+        tokens, counts = _split_predicted(tokens)
         true = self.states(tokens)[FINAL].to(self._dtype)
         features = true[:, :-1]
         if self.training and self.noise:
@@ -119,11 +133,19 @@ class EagleTrainee(_Trainee):
 
 
 class Eagle3Trainee(_Trainee):
-    """The loss of EAGLE-3: over `ahead` unrolled steps, decay ** step times the cross-entropy to the target's
-    distribution.
+    """Computes the loss of EAGLE-3: over unrolled steps, decay ** step times the cross-entropy to the target.
 
-    The distribution is the target's over the head's vocabulary; places whose likeliest token lies outside of it are
-    left out.
+    The target's distribution is restricted to the head's vocabulary. Positions whose likeliest token is outside of it
+    are left out.
+
+    Args:
+        head: An EAGLE-3 head.
+        states: Hidden states of the target.
+        decay: Weight of a step relative to the previous one.
+        ahead: Number of unrolled steps, and of steps to measure.
+
+    Raises:
+        ValueError: If `decay` is not above 0 and at most 1.
     """
 
     def __init__(self, head: Any, states: TargetStates, *, decay: float = 0.8, ahead: int = 7) -> None:
@@ -133,12 +155,10 @@ class Eagle3Trainee(_Trainee):
         self.decay = decay
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, measures) of tokens int64 [B, L], over those that count."""
-        tokens, counts = _guessed(tokens)
+        """Returns the scalar loss and measurements by name, of stored tokens int64 [B, L] that have loss."""
+        tokens, counts = _split_predicted(tokens)
         states = self.states(tokens)
-        features = self.head.fuse([states[aux_hidden_state] for aux_hidden_state in self.head.aux_hidden_states])[
-            :, :-1
-        ]
+        features = self.head.fuse([states[name] for name in self.head.aux_hidden_states])[:, :-1]
         with torch.no_grad():
             whole = self._project(states[FINAL][:, 1:])
             ids = self.head.token_ids
@@ -157,16 +177,29 @@ class Eagle3Trainee(_Trainee):
         return loss, self._measures(tokens, counts, found, whole)
 
 
-def _guessed(row: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [B, L], and by place [B, L - 1] whether the token that its first step guesses counts. The last one's lies
-    beyond the text and counts as the last token does.
+def _split_predicted(row: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns tokens [B, L], and whether the token that each place's first step predicts has loss, bool [B, L - 1].
+
+    The last place predicts a token beyond the text, and takes the mask of the last token.
     """
     tokens, counts = split_loss_mask(row)
     return tokens, torch.cat([counts[:, 2:], counts[:, -1:]], dim=1)
 
 
 def frequent_ids(row: np.ndarray, count: int, vocab_size: int) -> Tensor:
-    """int64 [count]: the most frequent ids of tokens [N] that count, ascending; the lower id first among equals."""
+    """Returns the most frequent token ids of a training row.
+
+    Args:
+        row: Stored tokens [N]. Only those with loss are counted.
+        count: Number of ids.
+        vocab_size: Vocabulary of the target.
+
+    Returns:
+        Ids, int64 [count], ascending. Of equally frequent ids, lower ones are preferred.
+
+    Raises:
+        ValueError: If `count` is out of range.
+    """
     if not 1 <= count <= vocab_size:
         raise ValueError(f"draft vocabulary: got {count}; expected 1 to the target's {vocab_size}")
     seen = np.bincount(row[row >= 0], minlength=vocab_size)
@@ -174,7 +207,7 @@ def frequent_ids(row: np.ndarray, count: int, vocab_size: int) -> Tensor:
 
 
 def layer_config(target: Any, **changes: Any) -> Any:
-    """A configuration of one Llama layer of the target's width, with a rotary embedding of its own."""
+    """Returns the configuration of one Llama layer with the target's width; `changes` replace its fields."""
     from transformers import AutoConfig
 
     config = target.config.get_text_config()
@@ -193,17 +226,26 @@ def layer_config(target: Any, **changes: Any) -> Any:
 
 
 def new_eagle(target: Any, *, bias: bool = True, **changes: Any) -> Any:
-    """An untrained EAGLE-1 head for a transformers model. changes: of `layer_config`."""
+    """Returns an untrained EAGLE-1 head for a transformers model; `changes` are those of `layer_config`."""
     from specdec_fast.heads.eagle import EagleHead
 
     return EagleHead(layer_config(target, **changes), bias=bias)
 
 
 def new_eagle3(target: Any, ids: Tensor, layers: Sequence[int] | None = None, **changes: Any) -> Any:
-    """An untrained EAGLE-3 head for a transformers model, over the vocabulary `ids` (int64, ascending).
+    """Creates an untrained EAGLE-3 head, whose projection starts as the target's.
 
-    layers: whose inputs it reads, by default the published 2, L // 2 and L - 3. Its projection begins as the target's.
-    changes: of `layer_config`.
+    Args:
+        target: A transformers model with L layers.
+        ids: Vocabulary of the head, int64, ascending.
+        layers: Layers whose inputs the head reads. None: 2, L // 2 and L - 3, as published.
+        changes: Fields of `layer_config`.
+
+    Returns:
+        The head.
+
+    Raises:
+        ValueError: If a layer does not exist.
     """
     from specdec_fast.heads.eagle3 import Eagle3Head
 

@@ -29,13 +29,12 @@ class TargetStates:
             (each for each in model.base_model.modules() if isinstance(each, nn.ModuleList) and len(each) == count),
             None,
         )
-        for aux_hidden_state in aux_hidden_states:
-            place, _, index = aux_hidden_state.partition(":")
+        for name in aux_hidden_states:
+            place, _, index = name.partition(":")
             known = place == "entering" and index.isdigit() and int(index) < count and self._layers is not None
-            if aux_hidden_state != "final_norm" and not known:
+            if name != "final_norm" and not known:
                 raise ValueError(
-                    f"auxiliary hidden state: got {aux_hidden_state!r}; expected 'final_norm' or 'entering:i' with i "
-                    f"< {count}"
+                    f"auxiliary hidden state: got {name!r}; expected 'final_norm' or 'entering:i' with i < {count}"
                 )
 
     @property
@@ -55,19 +54,14 @@ class TargetStates:
         """
         captured: dict[str, Tensor] = {}
         hooks = []
-        for aux_hidden_state in self.aux_hidden_states:
-            if aux_hidden_state != "final_norm":
+        for name in self.aux_hidden_states:
+            if name != "final_norm":
                 assert self._layers is not None
 
-                def capture(
-                    _module: Any,
-                    args: tuple[Any, ...],
-                    kwargs: dict[str, Any],
-                    aux_hidden_state: str = aux_hidden_state,
-                ) -> None:
-                    captured[aux_hidden_state] = args[0] if args else kwargs["hidden_states"]
+                def capture(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name) -> None:
+                    captured[name] = args[0] if args else kwargs["hidden_states"]
 
-                layer = self._layers[int(aux_hidden_state.partition(":")[2])]
+                layer = self._layers[int(name.partition(":")[2])]
                 hooks.append(layer.register_forward_pre_hook(capture, with_kwargs=True))
         try:
             output = self.model.base_model(input_ids=tokens, use_cache=False)

@@ -134,7 +134,7 @@ def test_a_killed_run_loses_no_step_and_ends_with_the_weights_of_one_that_was_no
     monkeypatch.setattr(training_curve, "training_curve", lambda *history: None)  # it takes a while
     TRAIN[whole.name]([text], out=cut, **options)
     assert begun == [4, 5], "it begins anew, or leaves a step out"
-    assert f"{cut / 'checkpoint'}: goes on behind step 4 of 6" in capsys.readouterr().err
+    assert f"{cut / 'checkpoint'}: continues after step 4 of 6" in capsys.readouterr().err
     found, want = (load_file(folder / "head" / "model.safetensors") for folder in (cut, whole.out))
     assert found.keys() == want.keys() and all(torch.equal(found[key], want[key]) for key in want)
     first, second = (json.loads((folder / "history.json").read_text()) for folder in (cut, whole.out))

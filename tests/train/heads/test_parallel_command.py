@@ -38,7 +38,8 @@ def test_an_interrupt_says_how_to_go_on(monkeypatch, tmp_path):
     monkeypatch.setattr(pipeline, "run", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     result = call("--out", tmp_path, "--minutes", 1)
     assert result.exit_code == 130
-    assert result.stderr == f"specdec: interrupted; what is done is kept in {tmp_path}, and the same command goes on\n"
+    again = "run the same command again to continue"
+    assert result.stderr == f"specdec: interrupted; finished work is kept in {tmp_path}; {again}\n"
 
 
 @pytest.mark.parametrize(
