@@ -1,6 +1,6 @@
-"""Whole engine steps on a simulated GPU, with every drafter that takes part in captured steps.
+"""Whole engine steps on a simulated GPU, with every drafter that takes part in CUDA-graph steps.
 
-Texts are those of the CPU, a captured step reads nothing, and the numbers of launches are recorded in
+Texts are those of the CPU, a CUDA-graph step reads nothing, and the numbers of launches are recorded in
 `launches_per_step.json`. `SPECDEC_RECORD=1` writes that file anew.
 """
 
@@ -20,7 +20,7 @@ from specdec_kernels import simulated_gpu
 
 RECORDED = Path(__file__).with_name("launches_per_step.json")
 TIMED = {"Event.synchronize"}
-"""Waits of the host that a captured step is allowed: for the event behind the results of the step before."""
+"""Waits of the host that a CUDA-graph step is allowed: for the event behind the results of the step before."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -64,7 +64,7 @@ def test_steps_that_are_not_captured_are_warm_too(tmp_path: Path) -> None:
 
 
 def test_warm_between_steps_of_requests_changes_nothing(tmp_path: Path) -> None:
-    """Two requests are under way, in captured steps, and a third waits for a row."""
+    """Two requests are under way, in CUDA-graph steps, and a third waits for a row."""
     params = [SamplingParams(temperature=0.8, seed=at, max_new_tokens=12) for at in range(3)]
     found = []
     for warm in (False, True):
