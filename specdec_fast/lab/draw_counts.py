@@ -73,6 +73,9 @@ class Counts:
     def load(cls, path: Path) -> Counts:
         """Reads the counts of a file.
 
+        Returns:
+            The counts.
+
         Raises:
             ValueError: If the file has no counts.
         """
@@ -93,6 +96,9 @@ class Counts:
 def arrays_in(path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz file by name.
 
+    Returns:
+        The arrays.
+
     Raises:
         ValueError: If the file is damaged or has anything but plain arrays.
     """
@@ -107,10 +113,13 @@ def arrays_in(path: Path) -> dict[str, np.ndarray]:
 
 
 def groups_of(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Assigns tokens to GROUPS groups, int64 [V].
+    """Assigns tokens to GROUPS groups of similar probability under p.
 
     Tokens with q > p are in the first half of the groups, the others in the second. Accepted and recovered tokens
-    differ most between these halves. Within a half, the groups have about the same probability under p.
+    differ most between these halves.
+
+    Returns:
+        Group of every token, int64 [V].
     """
     group = np.zeros(len(p), dtype=np.int64)
     half = GROUPS // 2

@@ -1,9 +1,8 @@
-"""Accepted tokens per step of every rule with its best proposals, on the same distributions and the same number of
-nodes.
+"""Accepted tokens per step of every rule with its best proposals, on equal distributions and numbers of nodes.
 
-Chains and trees are compared among themselves: of six nodes a chain may have six accepted, a tree of two levels two.
-The distributions are those of real places; inside one step every node has the same two (`lab.simulate`). So the table
-ranks rules and proposals, and is no forecast of a text's tokens per pass. Tests: tests/lab/test_run.py.
+Chains are compared with chains and trees with trees: of six nodes, a chain can have six accepted, a tree of two levels
+only two. The distributions are those of real positions. All nodes of a step have the same two (`simulator`). The table
+therefore ranks rules and proposals, but does not predict tokens per pass of a text. Tests: tests/lab/test_run.py.
 """
 
 from __future__ import annotations
@@ -24,14 +23,22 @@ from specdec_fast.rules import get_rule
 
 LONG_CHAIN = (-1, 0, 1, 2, 3, 4, 5)
 WIDE_TREE = (-1, 0, 0, 1, 1, 2, 2)
-"""Six nodes each: a chain, and two levels of two siblings."""
-_MOST_NUMBERS = 1 << 24  # of logits that a chunk may copy
+"""Two levels of two siblings. LONG_CHAIN also has six nodes."""
+_MOST_NUMBERS = 1 << 24  # logits that a chunk may copy
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptances:
-    """mean: accepted draft tokens per step over all places; half: half-width of its 99.9% interval; depth: the most
-    that a step can accept.
+    """Accepted tokens of one rule and kind of proposals.
+
+    Attributes:
+        rule: Name of the rule.
+        proposals: The proposals, in words.
+        nodes: Draft tokens per step.
+        depth: Largest number of accepted tokens per step.
+        mean: Mean accepted tokens per step over all positions.
+        half: Half-width of its 99.9% interval.
+        steps: Number of steps.
     """
 
     rule: str
@@ -43,11 +50,12 @@ class Acceptances:
     steps: int
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the fields for JSON."""
         return asdict(self)
 
 
 def contenders(names: Sequence[str]) -> list[tuple[str, str, Layout]]:
-    """(rule, words, layout) of everything that is compared."""
+    """Returns (rule, proposals in words, layout) of all compared combinations."""
     found = []
     for name in names:
         rule = get_rule(name)
@@ -74,14 +82,25 @@ def compare_rules(
     seed: int = 0,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Acceptances]:
-    """Mean accepted tokens of each contender, `steps` steps at every place; chains first, the most accepted first."""
+    """Measures mean accepted tokens of each contender.
+
+    Args:
+        names: Names of the rules.
+        places: The positions.
+        steps: Steps at every position.
+        seed: Seed of the first position.
+        tick: Called after each contender.
+
+    Returns:
+        Results, chains first, and then by falling mean.
+    """
     rows = []
     for name, words, layout in contenders(names):
         means, variances = [], []
         for at, place in enumerate(places):
             try:
                 simulator = Simulator(get_rule(name), place.p, place.q, layout)
-            except ValueError:  # too few tokens to draw siblings from
+            except ValueError:  # too few tokens for siblings
                 continue
             accepted = _accepted(simulator, steps, len(place.tokens) - 1, seed + (at << 32))
             means.append(accepted.mean())
@@ -95,7 +114,7 @@ def compare_rules(
 
 
 def by_shape(rows: Sequence[Acceptances]) -> list[tuple[str, list[Acceptances]]]:
-    """(title, rows) of the chains, then of the trees, each from the most accepted down."""
+    """Returns (title, rows) for the chains, then for the trees. The order of rows is kept."""
     found = []
     for (depth, nodes), own in groupby(rows, lambda row: (row.depth, row.nodes)):
         what = f"chains of {nodes} tokens" if depth == nodes else f"trees of {nodes} tokens on {depth} levels"
@@ -104,6 +123,7 @@ def by_shape(rows: Sequence[Acceptances]) -> list[tuple[str, list[Acceptances]]]
 
 
 def _accepted(simulator: Simulator, steps: int, root: int, seed: int) -> np.ndarray:
+    """Accepted tokens of every step, float64 [steps]."""
     chunk = max(1, min(steps, _MOST_NUMBERS // simulator.vocab))
     parts = []
     for start in range(0, steps, chunk):

@@ -1,4 +1,4 @@
-"""One run of the lab: what is measured, in which order, and the verdict. The command and the report read its results.
+"""One run of the lab: its measurements, their order, and the verdict. The command and the report use its results.
 
 Tests: tests/lab/test_run.py, tests/commands/test_lab.py.
 """
@@ -35,31 +35,44 @@ from specdec_fast.rules import get_rule
 from specdec_fast.sampling.params import SamplingParams
 
 LEVEL = 1e-3
-"""Chance that a run rejects anything at all when everything holds."""
+"""Probability that a run rejects any correct distribution."""
 
 Progress = Callable[[str, int, int], None]
-"""progress(what, done, total)"""
+"""Called as progress(what, done, total)."""
 
 
 def _silent(what: str, done: int, total: int) -> None:
-    pass
+    """Shows no progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A test at a place, after the correction for all tests of the run."""
+    """A test at a position, after the correction for all tests of the run.
+
+    Attributes:
+        place: Name of the position.
+        test: The test.
+        rejected: Whether the distribution is rejected.
+    """
 
     place: str
     test: Test
     rejected: bool
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the fields for JSON."""
         return {"place": self.place, **self.test.as_dict(), "rejected": self.rejected}
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """name: file name without ending; caption: one line; png: its bytes."""
+    """A figure of the report.
+
+    Attributes:
+        name: File name without extension.
+        caption: Caption in one line.
+        png: The PNG file.
+    """
 
     name: str
     caption: str
@@ -68,7 +81,22 @@ class Figure:
 
 @dataclass(slots=True)
 class Lab:
-    """Results of one run; every method fills in its part."""
+    """Results of one run. Each `run_...` method fills in its part.
+
+    Attributes:
+        out: Folder of the report.
+        seed: Seed of the draws.
+        progress: Called to show progress.
+        header: Settings of the run.
+        notes: Notes in the report.
+        drawings: Draws at every position.
+        spreads: Spread over the bars of every chart.
+        bars: Number of bars in all charts; `bars_outside` of them are outside of their 99.9% bands.
+        judged: All statistical tests.
+        planted: Tests of mutants planted into the engine.
+        undrawn: Why nothing was drawn; empty if draws were made.
+        figures: Charts of the report; `proof` has the six figures of the proof.
+    """
 
     out: Path
     seed: int = 0
@@ -96,9 +124,9 @@ class Lab:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def run_exact(self, names: Sequence[str] | None = None) -> None:
-        """Enumeration, closed forms and equal answers of all backends, for all rules that claim a distribution."""
-        chosen = [name for name in names or own_rules() if get_rule(name).lossless]
-        total = sum(len(list(cases_for(name))) for name in chosen if has_a_dist(get_rule(name)))
+        """Runs enumerations, closed forms and the agreement of backends for lossless rules, by default all."""
+        selected = [name for name in names or own_rules() if get_rule(name).lossless]
+        total = sum(len(list(cases_for(name))) for name in selected if has_a_dist(get_rule(name)))
         done = 0
 
         def tick() -> None:
@@ -106,15 +134,15 @@ class Lab:
             done += 1
             self.progress("exact distributions", done, total)
 
-        self.exact = exact_part.run_exact(chosen, tick=tick)
+        self.exact = exact_part.run_exact(selected, tick=tick)
         self.progress("closed forms", 0, 1)
-        self.expected = run_expected(chosen)
-        for at, name in enumerate(chosen):
-            self.progress("same keys, same answers", at, len(chosen))
+        self.expected = run_expected(selected)
+        for at, name in enumerate(selected):
+            self.progress("agreement of backends", at, len(selected))
             self.agreement += run_agreement([name])
 
     def run_greedy(self, engine: Engine, prompts: Sequence[tuple[str, Prompt]], lengths: Sequence[int]) -> None:
-        """Experiment A."""
+        """Runs experiment A: greedy texts with and without speculation."""
         done = 0
 
         def tick() -> None:
@@ -132,7 +160,20 @@ class Lab:
         draws: int,
         pick: str | None = None,
     ) -> None:
-        """Experiments B and C: find places, draw, judge; draws that are in `out` already count. pick: of `Drawing`."""
+        """Runs experiments B and C: finds positions, draws there and tests the counts.
+
+        Draws that are stored in `out` count.
+
+        Args:
+            engine: An engine with a drafter.
+            prompts: Names and prompts.
+            params: Sampling parameters.
+            draws: Draws per position.
+            pick: Proposals, as in `Drawing`.
+
+        Raises:
+            ValueError: If there is no position, or no draws are possible at any of them.
+        """
         self.progress("places", 0, 1)
         found = find_places(engine, prompts, params)
         self.notes += found.missing
@@ -150,7 +191,7 @@ class Lab:
                     raise
                 self.notes.append(f"{place.name}: left out: {error}")
                 continue
-            # draws of other settings have other names, and stay
+            # draws of other settings have other file names and are kept
             drawing.keep(folder / f"{slug(place.name)}-{drawing.fingerprint}.npz")
             self.drawings.append(drawing)
         if not self.drawings:
@@ -169,10 +210,11 @@ class Lab:
 
     @property
     def draws_so_far(self) -> int:
+        """Number of draws at all positions."""
         return sum(each.counts.draws for each in self.drawings)
 
     def run_acceptances(self, steps: int = 4000) -> None:
-        """Mean accepted tokens of every rule at the places that were found."""
+        """Measures mean accepted tokens of every rule at the positions."""
         names, done = own_rules(), 0
         total = len(contenders(names))
 
@@ -184,7 +226,7 @@ class Lab:
         self.acceptances = compare_rules(names, [each.place for each in self.drawings], steps, self.seed, tick)
 
     def run_recorded(self, recorded: Recorded) -> None:
-        """Judge foreign draws."""
+        """Tests recorded draws of another program."""
         self._judge([("recorded", test) for test in checks_of(recorded)])
         self.summaries = summary_of(recorded)
         for at, counts in contexts_of(recorded)[:12]:
@@ -192,7 +234,7 @@ class Lab:
             self._draw_observed(f"context {at}", f"{recorded.source}, context {at}", p, q, counts)
 
     def run_mutants(self, draws: int) -> None:
-        """The kill matrix; mutants planted into the engine too, where their tests are there."""
+        """Computes the kill matrix, and runs the mutants planted into the engine if this is a source checkout."""
         done = 0
 
         def tick() -> None:
@@ -203,7 +245,7 @@ class Lab:
         self.mutants = run_mutants(draws, tick)
         folder = planted_folder()
         if folder is None:
-            self.notes.append("mutants of the engine: their tests come with the source, not with the package")
+            self.notes.append("mutants of the engine: their tests are part of the source checkout, not of the package")
             return
         self.progress("mutants planted into the engine", 0, 1)
         try:
@@ -212,7 +254,7 @@ class Lab:
             self.notes.append(str(error))
 
     def add_to_ledger(self, ledger: Ledger) -> None:
-        """Add this run's first tokens to what earlier runs counted, and keep it."""
+        """Adds the first tokens of this run to the ledger and saves it."""
         for drawing in self.drawings:
             rule = " ".join((drawing.rule.name, *([drawing.pick] if drawing.pick else [])))
             name = f"{self.header.get('model', '?')}/{rule}/{drawing.place.name}"
@@ -223,13 +265,13 @@ class Lab:
         self.ledger = ledger
 
     def draw_figures(self, decode: Callable[[int], str] | None) -> None:
-        """Bar charts of all places, the six figures of the proof at the first, the chart of rules."""
+        """Draws the bar charts of all positions, the six figures of the proof, and the chart of rules."""
         for at, drawing in enumerate(self.drawings):
             name = drawing.place.name
             self.progress("figures", at, len(self.drawings) + 1)
             self._draw_observed(name, name, drawing.p, drawing.q, drawing.counts.first, decode)
         if self.drawings:
-            # the place where the two distributions differ most shows most
+            # the figures of the proof use the position where p and q differ most
             shown = min(self.drawings, key=lambda each: float(np.minimum(each.p, each.q).sum()))
             for name, caption, png in proof_figures(shown.p, shown.q, decode, shown.place.name):
                 self.proof.append(Figure(f"proof-{name}", caption, png))
@@ -250,7 +292,7 @@ class Lab:
         counts: np.ndarray,
         decode: Callable[[int], str] | None = None,
     ) -> None:
-        """The bar chart of one place or context, its spread, and its bars outside of their bands."""
+        """Draws the bar chart of one position, and records its spread and the bars outside of their bands."""
         bars, scores = shown_bars(p), bar_scores(p, counts)
         own = self.spreads[name] = spread(counts, p, bars)
         outside = int((np.abs(scores) > Z_999).sum())
@@ -263,6 +305,7 @@ class Lab:
         self.figures.append(Figure(slug(name), caption, observed_chart(title, p, q, counts, own, decode)))
 
     def _judge(self, tests: list[tuple[str, Test]]) -> None:
+        """Applies Holm's correction to all tests of the run."""
         rejected = holm([test.p_value for _, test in tests], LEVEL)
         self.judged = [Judged(place, test, bad) for (place, test), bad in zip(tests, rejected)]
 
@@ -270,7 +313,7 @@ class Lab:
 
     @property
     def failures(self) -> list[str]:
-        """What does not hold, a line each, with the offending bins of rejected distributions."""
+        """One line for each check that does not hold, with the worst bins of rejected distributions."""
         lines = [
             f"exact: {e.rule}, {e.proposal}, shape {e.shape}, {e.policy}: off by {e.error:.3g}"
             for e in self.exact
@@ -314,7 +357,7 @@ class Lab:
         return lines
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: everything but the pictures."""
+        """Returns all results for JSON, without the figures."""
         ledger = self.ledger
         return {
             **self.header,
@@ -353,5 +396,5 @@ class Lab:
 
 
 def slug(name: str) -> str:
-    """A name as part of a file name."""
+    """Converts a name to a part of a file name."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"

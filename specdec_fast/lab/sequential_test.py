@@ -84,6 +84,13 @@ class Ledger:
     def open(cls, path: Path | None, level: float = 1e-3) -> Ledger:
         """Opens the ledger of a file, or an empty one.
 
+        Args:
+            path: The file; None keeps the ledger in memory.
+            level: Level of the sequential test.
+
+        Returns:
+            The ledger.
+
         Raises:
             ValueError: If the file is not a ledger.
         """
@@ -118,7 +125,7 @@ class Ledger:
         cell = assign_cells(dist)
         grouped_dist = np.bincount(cell, weights=dist)
         grouped = np.bincount(cell, weights=check_counts(counts, dist).astype(np.float64)).astype(np.int64)
-        # logits differ in the last bits between machines; a distribution is the same if its cells are, to six digits
+        # logits differ in the last bits between machines, so cells are compared to six digits
         print_ = hashlib.sha256(np.round(grouped_dist, 6).tobytes() + np.argsort(-dist, kind="stable")[:8].tobytes())
         key = f"{name}:{print_.hexdigest()[:12]}"
         entry = self.entries.get(key)

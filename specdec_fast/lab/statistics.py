@@ -24,6 +24,13 @@ Z_999 = 3.2905267314919255
 def check_dist(dist: Any, what: str = "dist") -> Distribution:
     """Converts a distribution to float64 [..., k].
 
+    Args:
+        dist: Probabilities, [..., k].
+        what: Name of the distribution, for messages.
+
+    Returns:
+        The distribution, divided by its sum.
+
     Raises:
         ValueError: If it has NaN or negative numbers, or a sum that is not 1 within 1e-6.
     """
@@ -47,6 +54,14 @@ def check_dist(dist: Any, what: str = "dist") -> Distribution:
 
 def check_counts(counts: Any, dist: Distribution, what: str = "counts") -> Counts:
     """Converts counts to int64 [k].
+
+    Args:
+        counts: Counts, integers [k].
+        dist: The distribution that they belong to, [k].
+        what: Name of the counts, for messages.
+
+    Returns:
+        The counts.
 
     Raises:
         ValueError: Unless they are one non-negative integer per bin of the distribution.
@@ -82,6 +97,7 @@ class Test:
     worst: tuple[tuple[int, int, float, float], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the fields for JSON."""
         return asdict(self)
 
 
@@ -120,7 +136,7 @@ def pooled(counts: Counts, dist: Distribution, least: float = MIN_EXPECTED) -> t
         else:
             shared, seen = np.array([shared.sum()]), np.array([seen.sum()])
         if shared.sum() > 0 or seen.sum() > 0:
-            if shared[0] < least and len(common):  # too little even together: the least common bin takes them
+            if shared[0] < least and len(common):  # too few even together: the least common bin takes them
                 expected_cells[0][-1] += shared[0]
                 seen_cells[0][-1] += seen[0]
             else:
@@ -176,6 +192,7 @@ def g_test(counts: Any, dist: Any, least: float = MIN_EXPECTED) -> Test:
 
 
 def _goodness(name: str, counts: Any, dist: Any, least: float, power: float) -> Test:
+    """Power-divergence test: chi-square for power 1, G for power 0."""
     from scipy.stats import chi2, power_divergence
 
     dist = check_dist(dist)

@@ -1,10 +1,10 @@
-"""Positions of real texts that went through verification, with the distributions that stood there.
+"""Verified positions of real texts, with the target's and the draft's distribution at each of them.
 
-An engine runs each prompt with its rule wrapped in a recorder. Kept are the first speculated position of a text, the
-first one after a rejection and the first bonus token, each with the target's distribution from the packed pass that
-verified it, the draft's distribution, and how far the target's row is from that of a plain forward of the whole
-prefix, without our cache or attention.
-Places do not depend on the seed of the draws: runs with other seeds draw at the same ones.
+An engine runs each prompt with a recorder around its rule. Three positions are kept: the first draft position of a
+text, the first one after a rejection, and the first bonus token. The target's distribution comes from the packed pass
+that verified the position. The draft's distribution comes from a plain forward pass. The packed logits are also
+compared with a plain forward pass of the target over the whole prefix, without the project's cache and attention.
+The positions do not depend on the seed of the draws.
 Tests: tests/lab/test_run.py and tests/lab/test_draft_logits_oracle.py.
 """
 
@@ -29,18 +29,28 @@ from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, distribution_stats
 
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.06, torch.bfloat16: 0.5}
-"""How much a logit near 16 may be off by other orders of adding: some units in its last place."""
+"""Difference that another order of summation may cause in a logit near 16: some units in the last place."""
 KINDS = ("first speculated", "after a rejection", "bonus")
 MOST_RUNS = 12
+"""Largest number of texts per prompt."""
 FIRST_SEED = 2**62
 """First seed of the texts that show places. Draws begin at seed << 40, below it, so no uniform is used twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One position. p, q: packed distributions of one row each, and base, draft: the same in float64 [V], from the
-    logits of the packed pass that verified and of a plain forward of the draft; row_error: how far a logit of the
-    packed row is from that of a plain forward of the target; allowed: up to where that is rounding; tokens: the prefix.
+    """One verified position.
+
+    Attributes:
+        prompt: Name of the prompt.
+        kind: One of KINDS.
+        tokens: The prefix.
+        p: The target's distribution from the packed pass, one row.
+        q: The draft's distribution from a plain forward pass, one row.
+        base: Probabilities of p, float64 [V].
+        draft: Probabilities of q, float64 [V].
+        row_error: Largest difference between logits of the packed pass and of a plain forward pass of the target.
+        allowed: Largest `row_error` that rounding explains.
     """
 
     prompt: str
@@ -55,17 +65,27 @@ class Place:
 
     @property
     def holds(self) -> bool:
-        """Whether the packed row is the target's."""
+        """Whether the packed logits are those of the target, up to rounding."""
         return self.row_error <= self.allowed
 
     @property
     def name(self) -> str:
+        """Prompt and kind."""
         return f"{self.prompt}/{self.kind}"
 
 
 @dataclass(slots=True)
 class _Step:
-    """accepted: the drafted tokens that were kept; drafted: whether there were any; complete: nothing was refused."""
+    """One recorded step.
+
+    Attributes:
+        position: Position of the root.
+        accepted: Accepted draft tokens.
+        drafted: Whether the draft had tokens.
+        complete: Whether the path ends at a leaf.
+        root: The target's distribution at the root.
+        last: The target's distribution at the end of the path.
+    """
 
     position: int
     accepted: list[int]
@@ -76,7 +96,11 @@ class _Step:
 
 
 class Recorder:
-    """A rule that does what another does and keeps every step of a batch of one row."""
+    """Wraps a rule and records every step of a batch with one row.
+
+    Args:
+        rule: The wrapped rule.
+    """
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
@@ -86,8 +110,9 @@ class Recorder:
         return getattr(self._rule, name)
 
     def __call__(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng) -> Acceptance:
-        answer = self._rule(draft, plan, target_dists, rng)
-        path = [node for node in answer.path[0].tolist() if node >= 0]
+        """Verifies with the wrapped rule and records the step."""
+        acceptance = self._rule(draft, plan, target_dists, rng)
+        path = [node for node in acceptance.path[0].tolist() if node >= 0]
         at = torch.tensor
         self.steps.append(
             _Step(
@@ -99,10 +124,11 @@ class Recorder:
                 _copy(target_dists, at([path[-1]])),
             )
         )
-        return answer
+        return acceptance
 
 
 def _copy(dists: TokenDistributions, rows: Tensor) -> TokenDistributions:
+    """Copies rows of distributions to the CPU."""
     own = dists.select(rows.to(dists.logits.device))
     mass = None if own.mass is None else own.mass.cpu().clone()
     inv_t, lse, cut, tie_id = (part.cpu().clone() for part in own.stats)
@@ -111,17 +137,33 @@ def _copy(dists: TokenDistributions, rows: Tensor) -> TokenDistributions:
 
 @dataclass(slots=True)
 class Placed:
-    """What was found, and what was not, in words."""
+    """Result of `find_places`.
+
+    Attributes:
+        places: The positions that were found.
+        missing: Messages about kinds that did not occur.
+    """
 
     places: list[Place] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
 
 def find_places(engine: Engine, prompts: Sequence[tuple[str, Prompt]], params: SamplingParams) -> Placed:
-    """The three kinds of places for every (name, text) of `prompts`.
+    """Finds the three kinds of positions for every prompt.
 
-    A prompt is run with several seeds, always the same, until all kinds have occurred; a kind that never does (a draft
-    that is always or never right) is reported, not invented.
+    Each prompt runs with a fixed sequence of seeds until all kinds have occurred. A kind never occurs if drafts are
+    always or never accepted; it is then reported as missing.
+
+    Args:
+        engine: An engine with a drafter.
+        prompts: Names and prompts.
+        params: Sampling parameters; the seed is replaced.
+
+    Returns:
+        The positions, and messages about missing kinds.
+
+    Raises:
+        Exception: The error of a request that failed.
     """
     found = Placed()
     dist_after = plain_draft(engine)
@@ -152,7 +194,7 @@ def find_places(engine: Engine, prompts: Sequence[tuple[str, Prompt]], params: S
 
 
 def _note(steps: list[_Step], text: list[int], wanted: dict[str, Any]) -> None:
-    """Fill in the kinds that the newest step shows."""
+    """Stores the kinds of positions that occur in the newest step."""
     step = steps[-1]
     if not step.drafted:
         return
@@ -174,19 +216,20 @@ def _place(
     hit: tuple[list[int], TokenDistributions],
     params: SamplingParams,
 ) -> Place:
+    """Computes both distributions at a prefix, and the difference from a plain forward pass."""
     prefix, p = hit
     settings = (params.temperature, params.top_k, params.top_p, params.min_p)
     target: Any = engine.target
     packed, plain = p.logits[0].double(), plain_logits(target, prefix).double()
-    # logits, not probabilities: of these most are small, whatever the text
-    off = torch.where(packed == plain, 0.0, packed - plain).abs().max()
+    # compare logits, because most probabilities are too small to differ
+    error = torch.where(packed == plain, 0.0, packed - plain).abs().max()
     allowed = ROUNDING[target.model.dtype] * max(1.0, float(plain[plain.isfinite()].abs().max()) / 16)
     base = dist_of_logits(packed.numpy(), *settings)
     q_logits = dist_after(prefix)[None]
     inv_t, lse, cut, tie_id, mass = distribution_stats(q_logits, *_packed(settings), masses=True)
     q = TokenDistributions(q_logits, inv_t, lse, cut, tie_id, mass=mass)
     draft = dist_of_logits(q_logits[0].double().numpy(), *settings)
-    return Place(name, kind, tuple(prefix), p, q, base, draft, float(off), allowed)
+    return Place(name, kind, tuple(prefix), p, q, base, draft, float(error), allowed)
 
 
 def _packed(settings: tuple[float, int, float, float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -200,5 +243,5 @@ def _packed(settings: tuple[float, int, float, float]) -> tuple[Tensor, Tensor, 
 
 
 def plain_logits(target: Any, tokens: Sequence[int]) -> Tensor:
-    """Logits float32 [V] after `tokens`, from the model's own attention over the whole text, without our cache."""
+    """Returns logits float32 [V] after a text, from the model's own attention over the whole text without a cache."""
     return plain_output(target, tokens)[0]

@@ -182,8 +182,8 @@ def test_recorded_draws_are_judged(run: Run, tmp_path: Path) -> None:
     [
         (["--draws", "0"], "--draws: got 0"),
         (["--seed", "1", "--ledger", "x.json"], "drop --seed"),
-        (["--temperature", "0", "--ledger", "x.json"], "--ledger: evidence"),
-        (["--recorded", "x.npz", "--ledger", "x.json"], "--ledger: evidence"),
+        (["--temperature", "0", "--ledger", "x.json"], "--ledger: got it without"),
+        (["--recorded", "x.npz", "--ledger", "x.json"], "--ledger: got it without"),
         (["--recorded", "absent.npz"], "absent.npz does not exist"),
         (["--rule", "none-such"], "rule: got 'none-such'"),
         (["--prompts", "9999"], "--prompts: got 9999"),
@@ -195,7 +195,7 @@ def test_recorded_draws_are_judged(run: Run, tmp_path: Path) -> None:
         (["--lines"], "--lines: got no --file"),
         (["--drafter", "eagle3", "--rule", "rejection"], "rule rejection"),
         (["--pick", "iid"], "pick for rule rejection: got 'iid'; expected one of sampled, deterministic"),
-        (["--pick", "sampled", "--temperature", "0"], "--pick: says how our own draws are drafted"),
+        (["--pick", "sampled", "--temperature", "0"], "--pick: got it without sampled drafts of this run"),
     ],
 )
 def test_bad_input_is_explained(run: Run, tmp_path: Path, options: list[str], words: str) -> None:
