@@ -48,7 +48,7 @@ def drafter(
     kind = {"chain": NoisyChain, "tree": NoisyTree}[name]
     made = kind(texts, 0.75, 96, num_draft_tokens=count, seed=count)
     if name == "tree" and count > 2:
-        made.scout_rate = 0.1
+        made.score_only_rate = 0.1
     return made
 
 

@@ -83,7 +83,7 @@ def drafter(kind: str, texts: list[list[int]], alpha: float = 0.8) -> Any:
     if kind == "chain":
         return NoisyChain(texts, alpha, VOCAB, num_draft_tokens=6)
     made = NoisyTree(texts, alpha, VOCAB, num_draft_tokens=12)
-    made.scout_rate = 0.1
+    made.score_only_rate = 0.1
     return made
 
 

@@ -1,6 +1,4 @@
-"""Packed trees with a choice at every node for exact_match_verify, and the walk written from parents and tokens
-alone.
-"""
+"""Random trees with a choice at every node for exact_match_verify, and the walk computed from parents and tokens."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ def check_walk(
     accepted: Tensor,
     following: Tensor,
 ) -> None:
-    """The answer is the walk that goes to the first child, in index order, that is the choice and no score-only
-    node.
-    """
+    """Checks that the path follows, from the root, the first child that matches the choice and is not score-only."""
     parents, offsets, tokens, choice, score_only = draft
     depth = path.shape[1] - 1
     for row, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):

@@ -1,6 +1,4 @@
-"""A next-token distribution in float64, straight from the definition: temperature, top-k, top-p, min-p, ties to the
-lower id.
-"""
+"""Next-token distributions in float64, from the definition: temperature, top-k, top-p, min-p; ties to the lower id."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import numpy as np
 
 
 def dist(logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.ndarray:
-    """Probabilities float64 [V] of one row of logits [V]."""
+    """Returns probabilities float64 [V] of one row of logits [V]."""
     level = np.asarray(logits, dtype=np.float64)
     vocab = level.shape[0]
     order = sorted(range(vocab), key=lambda token: (-level[token], token))
@@ -32,7 +30,7 @@ def dist(logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 
 
 
 def joint(dist_after, length: int, vocab: int) -> dict[tuple[int, ...], float]:
-    """Probabilities of all texts of `length` tokens; dist_after(text) gives the next token's distribution."""
+    """Returns the probabilities of all texts of `length` tokens; dist_after(text) is the next token's distribution."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         longer = {}

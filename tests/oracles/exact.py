@@ -1,5 +1,4 @@
-"""Exact distributions of speculative decoding: the chain rules in rational arithmetic, and the distribution of a text
-made of many steps.
+"""Exact distributions in rational arithmetic: the rules for chains, and texts of several steps.
 
 Written from Leviathan et al. (2023), algorithm 1, and Chen et al. (2023), algorithm 2.
 """
@@ -17,7 +16,7 @@ Step = Callable[[Text], Iterable[tuple[Number, Text]]]
 
 
 def residual(p: Distribution, q: Distribution) -> list[Fraction]:
-    """Unnormalised weights of the token after a rejection: the positive part of p - q."""
+    """Returns the unnormalised weights of the recovered token: the positive part of p - q."""
     return [max(a - b, Fraction(0)) for a, b in zip(p, q, strict=True)]
 
 
@@ -26,43 +25,43 @@ def point_mass(token: int, vocab: int) -> list[Fraction]:
 
 
 def token_rule(chain: Text, p: Sequence[Distribution], q: Sequence[Distribution]) -> list[tuple[Fraction, Text]]:
-    """Outcomes (probability, emitted tokens) of verifying one drafted chain of K tokens.
+    """Returns the outcomes (probability, emitted tokens) of rule `rejection` for one chain of K draft tokens.
 
-    p: K + 1 target distributions, p[i] after i drafted tokens; q: K distributions the drafted tokens were drawn from.
+    p: K + 1 target distributions, p[i] after i drafted tokens; q: K draft distributions.
     """
-    outcomes, alive = [], Fraction(1)
+    outcomes, reached = [], Fraction(1)
     for depth, token in enumerate(chain):
         accept = min(Fraction(1), p[depth][token] / q[depth][token])
         rest = residual(p[depth], q[depth])
         total = sum(rest)
         for other, weight in enumerate(rest):
             if weight and accept < 1:
-                outcomes.append((alive * (1 - accept) * weight / total, (*chain[:depth], other)))
-        alive *= accept
-        if not alive:
+                outcomes.append((reached * (1 - accept) * weight / total, (*chain[:depth], other)))
+        reached *= accept
+        if not reached:
             return outcomes
-    outcomes.extend((alive * weight, (*chain, token)) for token, weight in enumerate(p[-1]) if weight)
+    outcomes.extend((reached * weight, (*chain, token)) for token, weight in enumerate(p[-1]) if weight)
     return outcomes
 
 
 def block_rule(chain: Text, p: Sequence[Distribution], q: Sequence[Distribution]) -> list[tuple[Fraction, Text]]:
-    """Outcomes of block verification (Sun et al. 2025, algorithm 2), arguments as in token_rule.
+    """Returns the outcomes of rule `block` (Sun et al. 2025, algorithm 2); arguments as in token_rule.
 
-    Every accept test is made, and the last that passes counts.
+    All uniforms are tested, and the last one that passes counts.
     """
-    worth = [Fraction(1)]
+    weights = [Fraction(1)]
     for depth, token in enumerate(chain):
-        worth.append(min(Fraction(1), worth[-1] * p[depth][token] / q[depth][token]))
+        weights.append(min(Fraction(1), weights[-1] * p[depth][token] / q[depth][token]))
     passes, rests = [Fraction(1)], []
     for depth in range(len(chain)):
-        rests.append([max(worth[depth] * a - b, Fraction(0)) for a, b in zip(p[depth], q[depth], strict=True)])
+        rests.append([max(weights[depth] * a - b, Fraction(0)) for a, b in zip(p[depth], q[depth], strict=True)])
         if depth:
             total = sum(rests[depth])
-            denominator = total + 1 - worth[depth]
+            denominator = total + 1 - weights[depth]
             passes.append(total / denominator if denominator else Fraction(1))
     rests.append(list(p[-1]))
     if chain:
-        passes.append(worth[-1])
+        passes.append(weights[-1])
     outcomes, later_fail = [], Fraction(1)
     for depth in range(len(chain), -1, -1):
         here = later_fail * passes[depth]
@@ -76,7 +75,7 @@ def block_rule(chain: Text, p: Sequence[Distribution], q: Sequence[Distribution]
 
 
 def chains(q_after: Callable[[Text], Distribution], context: Text, depth: int) -> list[tuple[Fraction, Text]]:
-    """All chains of `depth` tokens drawn one by one from q, with their probabilities."""
+    """Returns all chains of `depth` tokens sampled from q, with their probabilities."""
     found: list[tuple[Fraction, Text]] = [(Fraction(1), ())]
     for _ in range(depth):
         found = [
@@ -89,7 +88,7 @@ def chains(q_after: Callable[[Text], Distribution], context: Text, depth: int) -
 
 
 def text_dist(step: Step[Number], length: int, one: Number) -> dict[Text, Number]:
-    """The joint distribution of the first `length` tokens when steps are repeated until there are enough."""
+    """Returns the joint distribution of the first `length` tokens of repeated steps."""
     found: dict[Text, Number] = {}
     pending: dict[Text, Number] = {(): one}
     while pending:
@@ -104,5 +103,5 @@ def text_dist(step: Step[Number], length: int, one: Number) -> dict[Text, Number
 
 
 def target_dist(p_after: Callable[[Text], Distribution], length: int) -> dict[Text, Fraction]:
-    """The joint distribution of plain decoding."""
+    """Returns the joint distribution of the first `length` tokens of plain decoding."""
     return text_dist(lambda context: [(w, (t,)) for t, w in enumerate(p_after(context)) if w], length, Fraction(1))

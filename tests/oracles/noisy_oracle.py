@@ -1,6 +1,4 @@
-"""Drafters that know the text to come and are right with a chosen probability: acceptance without a good
-model.
-"""
+"""Drafters that know the future text and propose it with a given probability, so that tokens are accepted."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, T
 
 
 class _Noisy:
-    """texts: whole texts (prompt and continuation); alpha: chance that a proposed token is the next one of
-    its text.
-    """
+    """Knows whole texts (prompt and continuation); a proposed token is correct with probability alpha."""
 
     name = "noisy_oracle"
 
@@ -43,7 +39,7 @@ class _Noisy:
             self.known.pop(row, None)
 
     def truth(self, row: int, tokens: Sequence[int]) -> list[int]:
-        """What follows, as far as it is known."""
+        """Returns the known continuation."""
         text, length = self.known[row], len(tokens)
         if text is None or text[:length] != tokens:
             text = next((found for found in self.texts if found[:length] == tokens), [])
@@ -51,14 +47,14 @@ class _Noisy:
         return text[length:]
 
     def guess(self, following: Sequence[int], at: int) -> int:
-        """The token at depth `at` with probability alpha, else any."""
+        """Returns the token at depth `at` with probability alpha, otherwise a random token."""
         if at < len(following) and self.random.random() < self.alpha:
             return following[at]
         return self.random.randrange(self.vocab)
 
 
 class NoisyChain(_Noisy):
-    """A chain of guesses."""
+    """Proposes chains."""
 
     needs = Needs(topology="chain", host_tokens=True)
 
@@ -72,12 +68,10 @@ class NoisyChain(_Noisy):
 
 
 class NoisyTree(_Noisy):
-    """Random trees that hide the true continuation among wrong siblings, equal siblings and, if wanted,
-    score-only nodes.
-    """
+    """Proposes random trees with the true continuation among wrong, equal and optionally score-only siblings."""
 
     needs = Needs(topology="tree", host_tokens=True)
-    scout_rate = 0.0
+    score_only_rate = 0.0
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         trees, score_only = [], []
@@ -95,5 +89,5 @@ class NoisyTree(_Noisy):
                 depth.append(at + 1)
                 true.append(true[parent] and at < len(following) and token == following[at])
             trees.append((nodes, parents))
-            score_only.extend([False, *(self.random.random() < self.scout_rate for _ in range(limit))])
-        return Draft.trees(rows, trees, score_only=score_only if self.scout_rate else None, device=view.device)
+            score_only.extend([False, *(self.random.random() < self.score_only_rate for _ in range(limit))])
+        return Draft.trees(rows, trees, score_only=score_only if self.score_only_rate else None, device=view.device)

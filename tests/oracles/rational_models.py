@@ -1,6 +1,4 @@
-"""Small target and draft models with rational distributions: zeros, equal rows, point masses and ordinary rows all
-occur.
-"""
+"""Small target and draft models with rational distributions, with zeros, equal rows and point masses among them."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from specdec_kernels import distribution_stats
 
 
 def rational_dist(source: random.Random, vocab: int) -> list[Fraction]:
-    """Weights 0..6, at least one of them positive, normalised."""
+    """Returns a random distribution from weights 0..6, at least one of them positive."""
     while True:
         weights = [max(source.randrange(-2, 7), 0) for _ in range(vocab)]
         if sum(weights):
@@ -24,7 +22,7 @@ def rational_dist(source: random.Random, vocab: int) -> list[Fraction]:
 
 
 class RationalModel:
-    """A distribution per text, looked up by the length and the last two tokens of the text. Texts begin empty."""
+    """A random model whose distribution depends on the length and the last two tokens of a text."""
 
     def __init__(self, vocab: int, seed: int, like: RationalModel | None = None) -> None:
         self.vocab, self.seed, self.like = vocab, seed, like
@@ -35,14 +33,14 @@ class RationalModel:
         if key not in self.known:
             source = random.Random(f"{self.seed}-{key}")
             if self.like is not None and source.random() < 0.2:
-                self.known[key] = self.like.after(text)  # p = q: nothing may be refused
+                self.known[key] = self.like.after(text)  # p = q: nothing may be rejected
             else:
                 self.known[key] = rational_dist(source, self.vocab)
         return self.known[key]
 
 
 def dists_of(rows: Sequence[Sequence[Fraction]], dtype: torch.dtype = torch.float64) -> TokenDistributions:
-    """The same distributions as the engine carries them: logits and their statistics at temperature 1."""
+    """Converts rational distributions to logits with statistics at temperature 1."""
     logits = torch.tensor([[float(weight) for weight in row] for row in rows], dtype=torch.float64).log().to(dtype)
     count = len(rows)
     return TokenDistributions(

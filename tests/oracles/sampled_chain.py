@@ -1,6 +1,4 @@
-"""A drafter that draws its chains from a table, and one that chooses them: the two kinds of proposals of the
-token rule.
-"""
+"""Drafters of sampled and of deterministic chains, the two kinds of proposals of rule `rejection`."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from specdec_kernels import draft_sample
 
 
 class DrawnChain:
-    """Draws each token from the distribution of logits_after(prefix), one row and one level at a time, without any
-    cache.
-    """
+    """Samples each token from logits_after(prefix), one level at a time and without a cache."""
 
     name = "drawn_chain"
     needs = Needs(topology="chain", dists=True)
@@ -44,8 +40,8 @@ class DrawnChain:
                 torch.stack([self.logits_after(texts[index]) for index in active])
             )
             at = torch.full((len(active),), level, dtype=torch.int32)
-            drawn = draft_sample(dists.logits, *dists.stats, rng.seeds[active], rng.positions[active], at)
-            for index, token in zip(active, drawn.tolist(), strict=True):
+            sampled = draft_sample(dists.logits, *dists.stats, rng.seeds[active], rng.positions[active], at)
+            for index, token in zip(active, sampled.tolist(), strict=True):
                 texts[index].append(token)
                 chains[index].append(token)
                 dist_rows[index].append(used)
@@ -56,7 +52,7 @@ class DrawnChain:
 
 
 class ChosenChain(DrawnChain):
-    """Chooses each token by a function of the prefix."""
+    """Computes each token by a function of the prefix."""
 
     name = "chosen_chain"
     needs = Needs(topology="chain")

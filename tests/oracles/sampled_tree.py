@@ -1,4 +1,4 @@
-"""A drafter of trees of one fixed shape, whose nodes are chosen or drawn as its marks say."""
+"""A drafter of trees of one fixed shape, with a proposal kind for each node."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from specdec_kernels.random import DRAFT, sample_from_weights
 
 
 class DrawnTree:
-    """shape: (parent, mark) of nodes 1, 2, ...; a row whose budget is smaller gets no draft.
+    """Proposes trees of one shape. Rows with a smaller budget get no draft.
 
-    Chosen tokens are the likeliest of the draft, in order. logits_after: logits [V] after a text.
+    Deterministic tokens are the likeliest of the draft, in order.
+
+    Args:
+        logits_after: Logits [V] after a text.
+        shape: (parent, proposal kind) of nodes 1, 2, ...
     """
 
     name = "drawn_tree"
@@ -38,9 +42,7 @@ class DrawnTree:
         pass
 
     def kept(self, weights: Tensor) -> Tensor:
-        """Which rows keep their drafts, bool [rows]; weights: [rows, nodes] of the tokens under the draft's
-        distributions.
-        """
+        """Marks rows that keep their drafts, bool [rows], from the tokens' probabilities [rows, nodes] under q."""
         return torch.ones(len(weights), dtype=torch.bool)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
@@ -67,19 +69,19 @@ class DrawnTree:
     ) -> Tensor:
         parent, mark = self.shape[node - 1]
         siblings = [other for other, (of, _) in enumerate(self.shape, 1) if of == parent]
-        chosen = [other for other in siblings if self.shape[other - 1][1] == ProposalKind.DETERMINISTIC]
+        deterministic = [other for other in siblings if self.shape[other - 1][1] == ProposalKind.DETERMINISTIC]
         order = dists.logits.argsort(dim=1, descending=True, stable=True)
         if mark == ProposalKind.DETERMINISTIC:
-            return order[:, chosen.index(node)]
+            return order[:, deterministic.index(node)]
         weights = dists.probs()
         left = weights.clone()
         if mark == ProposalKind.SAMPLED_WITHOUT_DETERMINISTIC:
-            left.scatter_(1, order[:, : len(chosen)], 0.0)
+            left.scatter_(1, order[:, : len(deterministic)], 0.0)
         elif mark == ProposalKind.SAMPLED_WITHOUT_EARLIER:
             for other in siblings:
-                if other < node and other not in chosen:
+                if other < node and other not in deterministic:
                     left.scatter_(1, torch.tensor([text[-1] for text in texts[other]])[:, None], 0.0)
-        left = torch.where(left.sum(1, keepdim=True) > 0, left, weights)  # the rule sees that it was not drawn so
+        left = torch.where(left.sum(1, keepdim=True) > 0, left, weights)  # the rule detects that q was not conditioned
         return sample_from_weights(left, rng.seeds[at], rng.positions[at], torch.full_like(at, node), DRAFT)
 
     def _packed(
@@ -90,7 +92,7 @@ class DrawnTree:
         texts: list[list[list[int]]],
         dists: dict[int, TokenDistributions],
     ) -> Draft:
-        """where: place among the drafted of every row that has a draft."""
+        """Packs the draft. `where` is the index among the drafted rows of every row that has a draft."""
         order = list(dists)
         drafted = len(texts[0])
         tokens: list[int] = []
@@ -108,8 +110,8 @@ class DrawnTree:
                     tokens.append(texts[node][where[index]][-1])
                     parents.append(parent)
                     marks.append(int(mark))
-                    drawn = mark != ProposalKind.DETERMINISTIC
-                    sources.append(order.index(parent) * drafted + where[index] if drawn else -1)
+                    sampled = mark != ProposalKind.DETERMINISTIC
+                    sources.append(order.index(parent) * drafted + where[index] if sampled else -1)
             offsets.append(len(tokens))
         counts = tuple(stop - start for start, stop in zip(offsets, offsets[1:], strict=False))
         depth = max((len(level[0]) - len(texts[0][0]) for level in texts if level), default=0)

@@ -1,4 +1,4 @@
-"""Verification of drafted trees in rational arithmetic: ordered proposals, and traversal from the leaves to the root.
+"""Tree verification in rational arithmetic: recursive rejection, traversal and block verification.
 
 Written from the definitions: Miao et al. (2024), algorithm 2, with the conditional distributions of Jeon et al.
 (2024) and Hu et al. (2025); Weng et al. (2025), algorithm 1; block verification from Sun et al. (2025), algorithm 2.
@@ -20,7 +20,7 @@ ONE, ZERO = Fraction(1), Fraction(0)
 
 @dataclass(frozen=True)
 class Node:
-    """A drafted token: its parent (-1: the root's child has parent 0), how it was picked, and from which draft."""
+    """A draft token: its parent (0 is the root), its proposal kind, and the draft distribution it comes from."""
 
     parent: int
     mark: int
@@ -31,7 +31,7 @@ class Node:
 
 @dataclass(frozen=True)
 class DraftedTree:
-    """nodes[0] is the root. p_after and q_after[source] give distributions after the text below the root."""
+    """A draft. nodes[0] is the root; p_after and q_after[source] are distributions after the text below the root."""
 
     nodes: tuple[Node, ...]
     p_after: Callable[[Text], Distribution]
@@ -46,9 +46,7 @@ class DraftedTree:
         return [at for at in found if not self.nodes[at].score_only_node]
 
     def dist_of(self, node: int) -> list[Fraction] | None:
-        """The distribution that a node's token came from, given its siblings; None where no token could come from
-        it.
-        """
+        """Returns the distribution that a node's token was sampled from, given its siblings; None if it is empty."""
         own = self.nodes[node]
         q = list(self.q_after[own.source](self.text(own.parent)))
         if own.mark == DETERMINISTIC:
@@ -70,8 +68,12 @@ def normalised(weights: Sequence[Fraction]) -> list[Fraction]:
 
 @dataclass
 class Outcomes:
-    """emitted: probability of each emitted text; thresholds: of nodes that are looked at with positive probability;
-    distributions: of the next token where the walk may end.
+    """Outcomes of one step.
+
+    Attributes:
+        emitted: Probability of each emitted text.
+        thresholds: Thresholds of the nodes that are tested with positive probability.
+        dists: Distribution of the next token at each node where the path may end.
     """
 
     emitted: dict[Text, Fraction]
@@ -87,9 +89,7 @@ class Outcomes:
 
 
 def ordered(tree: DraftedTree) -> Outcomes:
-    """Children are tested in order; after each refusal the distribution is the normalised positive part of the
-    difference.
-    """
+    """Recursive rejection: children are tested in order, and each rejection replaces p by the normalised residual."""
     out = Outcomes({}, {}, {})
 
     def walk(node: int, chance: Fraction) -> None:
@@ -112,11 +112,11 @@ def ordered(tree: DraftedTree) -> Outcomes:
 
 
 def traversal(tree: DraftedTree) -> Outcomes:
-    """Leaf to root: a node is offered only when everything below it has failed."""
+    """Traversal verification: a node is tested only after all nodes below it are rejected."""
     out = Outcomes({}, {}, {})
 
     def visit(node: int, reach: Fraction, chance: Fraction) -> Fraction:
-        """Probability that everything up to here, this node included, has failed."""
+        """Returns the probability that this node and all nodes tested before it are rejected."""
         dist = list(tree.p_after(tree.text(node)))
         for child in tree.children(node):
             token, q = tree.nodes[child].token, tree.dist_of(child)
@@ -141,9 +141,7 @@ def traversal(tree: DraftedTree) -> Outcomes:
 
 
 def block(chain: Text, p: Sequence[Distribution], q: Sequence[Distribution]) -> dict[Text, Fraction]:
-    """Outcomes of block verification of one drafted chain of K tokens: K + 1 target distributions, K draft
-    distributions.
-    """
+    """Returns the outcomes of block verification of K draft tokens, from K + 1 target and K draft distributions."""
     size, weights = len(chain), [ONE]
     for at, token in enumerate(chain):
         weights.append(min(ONE, weights[-1] * p[at][token] / q[at][token]))
@@ -171,10 +169,10 @@ def drafted(
     q_after: Sequence[Callable[[Text], Distribution]],
     chosen_after: Callable[[Text, int], int],
 ) -> Iterator[tuple[Fraction, DraftedTree]]:
-    """Every tree that a drafter with this shape may propose, with its probability.
+    """Yields every tree that a drafter with this shape may propose, with its probability.
 
-    chosen_after(text, node) is the token of a chosen node (and of a score-only node). A node whose exclusions leave
-    nothing to draw from is drawn from the whole distribution instead, and marked so.
+    chosen_after(text, node) is the token of a deterministic or score-only node. If the exclusions of a node leave no
+    token, it is sampled from the whole distribution and gets that kind.
     """
 
     def fill(tree: DraftedTree, at: int, chance: Fraction) -> Iterator[tuple[Fraction, DraftedTree]]:
@@ -208,7 +206,7 @@ def drafted(
 def continued(
     emitted: dict[Text, Fraction], p_after: Callable[[Text], Distribution], length: int
 ) -> dict[Text, Fraction]:
-    """Joint distribution of `length` tokens when one step is followed by plain decoding."""
+    """Returns the joint distribution of `length` tokens if plain decoding follows one step."""
     found: dict[Text, Fraction] = {}
     pending = list(emitted.items())
     while pending:
@@ -221,5 +219,5 @@ def continued(
 
 
 def shapes(nodes: int) -> Iterator[tuple[int, ...]]:
-    """All ways of hanging `nodes` drafted nodes below a root: parents of nodes 1, 2, ..."""
+    """Yields the parents of nodes 1, 2, ... of all trees with `nodes` draft nodes."""
     yield from product(*(range(at + 1) for at in range(nodes)))

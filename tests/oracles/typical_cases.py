@@ -1,4 +1,4 @@
-"""Ragged trees for `typical_verify` whose tokens are often typical."""
+"""Random ragged trees for `typical_verify` with many typical tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TAKEN = ("offsets", "first_child", "next_sibling", "target", "score_only", "seed
 
 
 def parents_of(first_child: list[int], next_sibling: list[int]) -> list[int]:
-    """The parent of every node, itself where it has none."""
+    """Returns the parent of every node; nodes without a parent are their own parent."""
     parents = list(range(len(first_child)))
     for node, child in enumerate(first_child):
         while child >= 0:
@@ -24,9 +24,7 @@ def parents_of(first_child: list[int], next_sibling: list[int]) -> list[int]:
 
 @st.composite
 def typical_trees(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, Any]:
-    """Arguments by name. Rows without nodes, broken distributions, ties and score-only nodes are those of
-    `proposals`.
-    """
+    """Draws arguments by name. Empty rows, invalid distributions, ties and score-only nodes come from `proposals`."""
     case = draw(proposals(dtypes))
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     tokens, logits = case["tokens"], case["target"][0].float()
