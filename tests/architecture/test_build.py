@@ -111,7 +111,7 @@ def test_the_wheel_holds_the_data_files_of_the_packages(
     env = {**os.environ, "SPECDEC_BUILD": "none"}
     done = subprocess.run(command, cwd=tmp_path / "tree", env=env, capture_output=True, text=True)
     if done.returncode and re.search(r"Could not find a version|Temporary failure|Connection", done.stderr):
-        pytest.skip("pip reaches no package index, and its isolated builds take setuptools from one")
+        pytest.skip("needs a package index: isolated builds of pip download setuptools")
     assert done.returncode == 0, done.stderr[-4000:]
     (wheel,) = tmp_path.glob("specdec_fast-*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
@@ -350,7 +350,7 @@ def test_torch_is_a_dependency_of_the_package_but_not_of_its_build() -> None:
 BINARY = ROOT / "kernels" / "specdec_kernels" / "_C.abi3.so"
 
 
-@pytest.mark.skipif(not BINARY.exists() or shutil.which("nm") is None, reason="no extension in the tree, or no nm")
+@pytest.mark.skipif(not BINARY.exists() or shutil.which("nm") is None, reason="needs the built extension and nm")
 def test_the_binary_needs_only_the_stable_abi() -> None:
     """One file for torch 2.11 to 2.15: no mangled symbol of torch, only its C shims."""
     table = subprocess.run(["nm", "-D", "--undefined-only", str(BINARY)], capture_output=True, text=True, check=True)

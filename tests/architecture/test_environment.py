@@ -23,7 +23,7 @@ def test_tests_that_lack_a_package_say_how_to_get_it(tmp_path: Path, root: Path)
     assert done.returncode == 0 and "make environment" not in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize("target", ["environment", "lane-unit", "lane-architecture", "lint", "bench"])
 def test_targets_install_the_packages_of_tests_after_the_demo(root: Path, tmp_path: Path, target: str) -> None:
     """After the demo, targets install the packages of the tests."""

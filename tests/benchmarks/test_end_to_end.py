@@ -21,7 +21,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_a_worker_ends_with_its_parent() -> None:
     parent = subprocess.Popen([sys.executable, "-c", START], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

@@ -97,7 +97,7 @@ def test_a_capture_that_fails_leaves_nothing_behind(fault: str, texts: list[list
     check_sound(texts)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_engines_on_two_devices_capture_their_steps(texts: list[list[int]]) -> None:
     for device in ("cuda:0", "cuda:1"):
         engine = Engine(HuggingFaceTarget(models.own("llama").to(device), max_length=128, max_rows=4))

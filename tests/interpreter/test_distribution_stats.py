@@ -190,7 +190,7 @@ def test_a_pivot_at_the_limit_has_no_effect() -> None:
 def test_bad_pivots_are_refused(backend: str) -> None:
     level, settings = torch.zeros(2, 5), parameters(2, 1.0, 2)
     if backend == "cpu" and extension.unavailable_reason() is not None:
-        pytest.skip("extension not built")
+        pytest.skip("CPU extension not built")
     with use_backend(backend):
         with pytest.raises(ValueError, match="pivots has 3 tokens; expected at most one for each of 2 rows"):
             distribution_stats(level, *settings, pivots=torch.zeros(3, dtype=torch.int64))

@@ -46,7 +46,7 @@ def test_against_float64(
     backend: str, rows: int, inputs: int, outputs: int, dtype: torch.dtype, by_input: bool, with_bias: bool
 ) -> None:
     if not served(backend):
-        pytest.skip(f"{backend} is not there")
+        pytest.skip(f"backend {backend} is not available here")
     x, weight, bias = made(rows, inputs, outputs, dtype, by_input)
     own = bias if with_bias else None
     with use_backend(backend):
@@ -75,7 +75,7 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, by_input: bool
         torch.set_num_threads(before)
 
 
-@pytest.mark.skipif(not served("cpu"), reason="the extension is not built")
+@pytest.mark.skipif(not served("cpu"), reason="CPU extension not built")
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("by_input", [True, False], ids=["by input", "by output"])
 def test_instruction_sets_are_as_exact_as_torch(isa: str, by_input: bool) -> None:
@@ -91,7 +91,7 @@ def test_instruction_sets_are_as_exact_as_torch(isa: str, by_input: bool) -> Non
 FLOOR = {torch.float32: (3e-8, 5e-7), torch.bfloat16: (1e-7, 1e-7), torch.float16: (1e-7, 1e-7)}
 
 
-@pytest.mark.skipif(not served("cpu"), reason="the extension is not built")
+@pytest.mark.skipif(not served("cpu"), reason="CPU extension not built")
 @pytest.mark.parametrize("band", BANDS)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
@@ -124,7 +124,7 @@ def test_leading_dimensions_and_slices() -> None:
     assert torch.equal(batch_invariant_linear(x, part, bias[8:24]), want[:, 8:24]), "part of the outputs"
 
 
-@pytest.mark.skipif(not served("cpu"), reason="the extension is not built")
+@pytest.mark.skipif(not served("cpu"), reason="CPU extension not built")
 def test_a_weight_in_another_layout_falls_back_with_a_warning() -> None:
     x, weight, _ = made(2, 8, 8, torch.float32, False)
     odd = torch.zeros(16, 16)[::2, ::2]
@@ -148,7 +148,7 @@ def test_a_weight_in_another_layout_falls_back_with_a_warning() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_arguments_that_do_not_fit(backend: str, change: dict[str, Tensor], words: str) -> None:
     if not served(backend):
-        pytest.skip(f"{backend} is not there")
+        pytest.skip(f"backend {backend} is not available here")
     arguments = {"x": torch.zeros(2, 4), "weight": torch.zeros(3, 4), "bias": torch.zeros(3), **change}
     with use_backend(backend), pytest.raises(ValueError, match=words):
         batch_invariant_linear(arguments["x"], arguments["weight"], arguments["bias"])

@@ -180,7 +180,7 @@ def test_programs_print_what_the_page_shows(name: str, capsys: pytest.CaptureFix
     assert shown in PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the program then runs on the GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the program does not use the interpreter")
 def test_the_last_step_runs_alone_without_a_gpu(tmp_path: Path) -> None:
     """It restarts itself in Triton's interpreter, and imports the step before."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

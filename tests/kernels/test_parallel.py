@@ -58,7 +58,7 @@ int main() {
 def test_the_first_in_order_is_found_in_any_order_of_completion() -> None:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
-        pytest.skip("no C++ compiler")
+        pytest.skip("needs a C++ compiler")
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "program"
         (Path(folder) / "parallel.h").write_text(HEADER, "utf-8")

@@ -71,7 +71,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory to be read here")
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs a resettable peak of memory")
 def test_nothing_of_the_size_of_the_logits_is_allocated() -> None:
     """The first call with many rows allocates at most a few rows of float32."""
     # freed memory returns to the system at once, so every large allocation is counted

@@ -21,7 +21,7 @@ WORDS = "logits has rows of numbers from 0 to 1 that sum to 1; expected logits, 
 @pytest.fixture(params=["reference", "cpu"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if OPS["distribution_stats"].backends[1].missing() is not None and request.param == "cpu":
-        pytest.skip("no extension")
+        pytest.skip("CPU extension not built")
     monkeypatch.setattr(debug_mode, "ENABLED", True)
     for op in OPS.values():
         op.clear_choices()

@@ -19,7 +19,7 @@ from specdec_kernels.random import replay_noise
 BACKENDS = [
     "reference",
     pytest.param(
-        "cpu", marks=pytest.mark.skipif(extension.unavailable_reason() is not None, reason="extension not built")
+        "cpu", marks=pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
     ),
 ]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -109,7 +109,7 @@ def test_children_are_those_of_the_definition(backend: str, dtype: torch.dtype, 
             assert best[tree].tolist() == order + [-1] * (keep - len(order))
 
 
-@pytest.mark.skipif(extension.unavailable_reason() is not None, reason="extension not built")
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 @settings(max_examples=200, deadline=None, derandomize=True)
 @with_cases(expansions())
 def test_the_extension_equals_the_reference(case: dict[str, Any]) -> None:

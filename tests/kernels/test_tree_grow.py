@@ -18,7 +18,7 @@ from specdec_kernels.dispatch import extension
 BACKENDS = [
     "reference",
     pytest.param(
-        "cpu", marks=pytest.mark.skipif(extension.unavailable_reason() is not None, reason="extension not built")
+        "cpu", marks=pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
     ),
 ]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -87,7 +87,7 @@ def test_trees_are_those_of_plain_python(backend: str, seed: int) -> None:
     assert (tokens[ends[-1] :] == 0).all() and (parents[ends[-1] :] == -1).all()
 
 
-@pytest.mark.skipif(extension.unavailable_reason() is not None, reason="extension not built")
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 def test_backends_agree_on_ragged_trees_with_noise_and_filters() -> None:
     for seed in range(60):
         with use_backend("reference"):
@@ -95,7 +95,7 @@ def test_backends_agree_on_ragged_trees_with_noise_and_filters() -> None:
         assert grown(seed) == want
 
 
-@pytest.mark.skipif(extension.unavailable_reason() is not None, reason="extension not built")
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 @settings(max_examples=100, deadline=None, derandomize=True)
 @with_cases(
     seed=st.integers(0, 2**32 - 1),

@@ -16,7 +16,7 @@ from specdec_kernels import distribution_stats, tree_plan, typical_verify, use_b
 from specdec_kernels.dispatch import extension
 
 BUILT = extension.unavailable_reason() is None
-BACKENDS = ["reference", pytest.param("cpu", marks=pytest.mark.skipif(not BUILT, reason="extension not built"))]
+BACKENDS = ["reference", pytest.param("cpu", marks=pytest.mark.skipif(not BUILT, reason="CPU extension not built"))]
 
 
 def int32(values: Any) -> Tensor:
@@ -65,7 +65,7 @@ def test_the_longest_path_of_typical_tokens(backend: str) -> None:
         assert nodes(path) == [0, 1] and accepted.tolist() == [1] and token.tolist() == [0]
 
 
-@pytest.mark.skipif(not BUILT, reason="extension not built")
+@pytest.mark.skipif(not BUILT, reason="CPU extension not built")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("vocab", [1, 7, 1024, 1025, 3000])
 def test_backends_agree(dtype: torch.dtype, vocab: int) -> None:
@@ -94,7 +94,7 @@ def test_backends_agree(dtype: torch.dtype, vocab: int) -> None:
     assert vocab == 1 or found[0][1].sum() > 0
 
 
-@pytest.mark.skipif(not BUILT, reason="extension not built")
+@pytest.mark.skipif(not BUILT, reason="CPU extension not built")
 @examples(max_examples=120, deadline=None, derandomize=True)
 @given(typical_trees())
 def test_backends_agree_on_ragged_trees_of_any_distributions(case: dict[str, Any]) -> None:

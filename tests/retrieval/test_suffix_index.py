@@ -19,7 +19,9 @@ try:
 except ImportError:
     compiled = None  # type: ignore[assignment]
 MODULES = [
-    pytest.param(compiled, id="compiled", marks=pytest.mark.skipif(compiled is None, reason="not built")),
+    pytest.param(
+        compiled, id="compiled", marks=pytest.mark.skipif(compiled is None, reason="no suffix extension")
+    ),
     pytest.param(suffix_index_python, id="python"),
 ]
 both = pytest.mark.parametrize("module", MODULES)
@@ -252,7 +254,7 @@ def test_bad_arguments(module: Any) -> None:
         damaged.range([3])
 
 
-@pytest.mark.skipif(compiled is None, reason="not built")
+@pytest.mark.skipif(compiled is None, reason="suffix extension not built")
 @pytest.mark.parametrize("seed", range(6))
 def test_both_agree_to_the_last_bit(seed: int) -> None:
     source = random.Random(seed)
@@ -269,7 +271,7 @@ def test_both_agree_to_the_last_bit(seed: int) -> None:
         assert results[0] == results[1]
 
 
-@pytest.mark.skipif(compiled is None, reason="not built")
+@pytest.mark.skipif(compiled is None, reason="suffix extension not built")
 @pytest.mark.parametrize("seed", range(3))
 def test_both_read_the_same_continuations_of_a_hub(seed: int) -> None:
     """The texts lead through copies of states with many edges, and edges that are seen again."""
@@ -286,7 +288,7 @@ def test_both_read_the_same_continuations_of_a_hub(seed: int) -> None:
     assert cut > 3
 
 
-@pytest.mark.skipif(compiled is None, reason="not built")
+@pytest.mark.skipif(compiled is None, reason="suffix extension not built")
 @pytest.mark.parametrize("seed", range(6))
 def test_both_use_the_same_gumbel_noise(seed: int) -> None:
     """Trees under noise, from counts and from recorded distributions: the same nodes, and equal expectations up to
