@@ -1,4 +1,4 @@
-"""Every example runs on the bundled pair, quickly, and says what it promises to say."""
+"""Every example runs on the bundled pair in short time, and prints what its docstring says."""
 
 from __future__ import annotations
 

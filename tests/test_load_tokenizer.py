@@ -81,7 +81,7 @@ def test_a_tokenizer_that_was_named_must_be_there(folder: Path) -> None:
 
 
 class Gaps:
-    """A tokenizer some of whose ids are nobody's."""
+    """A tokenizer with unused ids."""
 
     eos_token_id = None
 

@@ -1,4 +1,4 @@
-"""load: from folders and objects to an engine, and what it says when things do not fit."""
+"""`load`: engines from folders and objects, and errors about parts that do not fit together."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def test_the_best_rule_follows_a_sample(
     assert "2.000 sampled, by block" in engine.explain() and f"{likeliest:.3f} of the likeliest" in engine.explain()
     load(model, models.kin("llama"), rule="best", max_length=64, sample=requests, temperature=0.0)
     load(model, models.kin("llama"), rule="rejection", max_length=64, sample=requests)
-    told = {"drafter_options": {"pick": "sampled"}, "max_length": 64}
-    assert load(model, models.kin("llama"), rule="best", sample=requests, **told).rule.name == "block"
-    assert len(sampled) == 1, "nothing is drawn where nothing is to be chosen"
+    settings = {"drafter_options": {"pick": "sampled"}, "max_length": 64}
+    assert load(model, models.kin("llama"), rule="best", sample=requests, **settings).rule.name == "block"
+    assert len(sampled) == 1, "no sample is drawn without a choice"
     assert sampled[0] is not engine.drafter, "what a drafter learnt of the sample would go on with it"
 
 
@@ -132,7 +132,7 @@ def test_unknown_models_list_what_can_be_given(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["demo-targt", "Demo-Draft", "demo_target"])
-def test_a_slip_of_the_pen_asks_no_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_bundled_name_is_not_looked_up_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: 1 / 0)
     with pytest.raises(ValueError, match=r"expected a bundled name .*; did you mean 'demo-(target|draft)'"):
         load(name)
@@ -162,7 +162,7 @@ def test_a_folder_with_broken_weights(folder: Path, tmp_path: Path) -> None:
     ],
     ids=["no heads", "text for a number", "a library that is not here"],
 )
-def test_whatever_a_config_goes_wrong_by_is_told(folder: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_any_error_of_a_config_is_reported(folder: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
@@ -174,12 +174,12 @@ def test_whatever_a_config_goes_wrong_by_is_told(folder: Path, tmp_path: Path, c
     ("source", "asked"),
     [("somebody/model", True), ("gpt2", True), ("demo-target", False), ("demo-targt", False), ("/no/such", False)],
 )
-def test_what_the_hub_is_asked_for(source: str, asked: bool, folder: Path) -> None:
+def test_hub_ids_are_recognised(source: str, asked: bool, folder: Path) -> None:
     assert is_hub_id(source) == asked and not is_hub_id(folder)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, models.own("llama").config])
-def test_what_is_no_model_is_refused(wrong: object) -> None:
+def test_objects_that_are_not_models_are_refused(wrong: object) -> None:
     with pytest.raises(
         ValueError, match=r"model: got (NoneType|int|LlamaConfig); expected a .*or a loaded transformers"
     ):
@@ -195,7 +195,7 @@ def test_a_tokenizer_by_its_folder(folder: Path) -> None:
 
 
 def test_ends_beyond_the_vocabulary() -> None:
-    """The model's own are never produced; somebody's are a mistake."""
+    """Such ids of the model are ignored; such ids of the caller are an error."""
     model = models.own("llama")
     model.generation_config.eos_token_id = [5, 96, -1]
     assert load(model, max_length=64).eos_token_ids == (5,)
@@ -220,7 +220,7 @@ def test_tokenizers_that_differ_are_refused(folder: Path, tmp_path: Path) -> Non
     )
 
 
-def test_a_draft_without_a_tokenizer_is_taken_on_trust(folder: Path, tmp_path: Path) -> None:
+def test_a_draft_without_a_tokenizer_is_accepted(folder: Path, tmp_path: Path) -> None:
     tiny_model("llama", vocab_size=VOCAB, seed=2).save_pretrained(tmp_path)
     assert load_tokenizer(tmp_path) is None
     assert load(folder, tmp_path, max_length=64).drafter is not None
@@ -302,7 +302,7 @@ def test_where_end_ids_come_from() -> None:
     assert eos_ids(model, TOKENIZER) == (VOCAB - 1,) and eos_ids(model, None) == ()
 
 
-def test_best_lets_a_drafter_pick_as_the_rule_wants_that_it_settles_on() -> None:
+def test_best_lets_a_drafter_pick_as_the_selected_rule_prefers() -> None:
     engine = load("demo-target", drafter="medusa", rule="best", max_rows=1)
     assert engine.rule.name == "replay" and engine.drafter.pick == "coupled"
     assert load("demo-target", "demo-draft", rule="best", max_rows=1).drafter.pick == "sampled"

@@ -1,4 +1,4 @@
-"""Budgets: what pays by measured times and rates, when drafting stops, and that nothing newer than the past is seen."""
+"""Budgets follow measured times and rates, stop drafting that does not pay, and use past steps only."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_drafting_stops_where_it_does_not_pay() -> None:
 
 
 @pytest.mark.parametrize("answers", [0.0, 0.1])
-def test_a_drafter_that_hardly_ever_has_a_draft_is_not_asked_where_asking_costs_more(answers: float) -> None:
+def test_a_drafter_that_rarely_has_a_draft_is_not_called_if_its_work_costs_more(answers: float) -> None:
     """Its work is paid whenever it is asked. At one draft in ten, of which four and a half tokens are accepted, it
     would bring less than half of what it takes.
     """
@@ -115,7 +115,7 @@ def test_a_drafter_that_hardly_ever_has_a_draft_is_not_asked_where_asking_costs_
 
 
 @pytest.mark.parametrize(("answers", "work"), [(0.1, 0.05), (0.0, 0.004)])
-def test_a_drafter_that_seldom_has_a_draft_is_asked_where_asking_costs_little(answers: float, work: float) -> None:
+def test_a_drafter_that_rarely_has_a_draft_is_called_if_its_work_costs_little(answers: float, work: float) -> None:
     """The larger pass is paid for drafts that are there, and a look that takes next to nothing is always taken."""
     machine = Machine(Goodput(), [0.85], lambda n: 1.0 + 0.05 * n, lambda n: work, answers=answers)
     machine.run(600)
@@ -153,7 +153,7 @@ def test_a_larger_batch_gets_fewer_nodes_where_passes_are_bound_by_compute() -> 
     assert per_row[1] < 0.4 * per_row[0]
 
 
-def test_pauses_of_the_machine_are_not_believed() -> None:
+def test_pauses_of_the_machine_are_ignored() -> None:
     machine = Machine(Goodput(), [0.9], lambda n: 1.0 if machine.random.random() > 0.03 else 40.0, lambda n: 0.01 * n)
     machine.run(300)
     assert sum(limits[0] for limits in machine.run(50)) > 250
@@ -162,7 +162,7 @@ def test_pauses_of_the_machine_are_not_believed() -> None:
 @pytest.mark.parametrize(
     ("rate", "most", "propose"), [(0.0, 12, 0.03), (0.03, 55, 0.08), (0.03, 64, 0.02), (0.1, 12, 0.05)]
 )
-def test_a_clock_that_slips_makes_nobody_draft(rate: float, most: int, propose: float) -> None:
+def test_a_drifting_clock_does_not_start_drafting(rate: float, most: int, propose: float) -> None:
     """A machine that others use: its speed drifts, measurements scatter by a tenth, one in a hundred is a pause. Drafts
     that do not pay cost below two per cent all the same, against plain decoding on the same machine.
     """
@@ -186,7 +186,7 @@ def test_a_clock_that_slips_makes_nobody_draft(rate: float, most: int, propose: 
     assert machine.seconds / machine.tokens < 1.02 * passes / 4000, "a plain step is one pass and one token"
 
 
-def test_fixed_is_what_was_asked_for() -> None:
+def test_fixed_grants_each_requests_number() -> None:
     policy = budget_for("fixed")
     assert isinstance(policy, Fixed) and policy.nodes([0, 1], [3, 0]) == [3, 0]
     assert budget_for(policy) is policy and isinstance(policy, BudgetPolicy) and isinstance(Goodput(), BudgetPolicy)
@@ -202,7 +202,7 @@ def test_fixed_is_what_was_asked_for() -> None:
 
 
 def test_entropy_is_the_stop_of_a_draft_model() -> None:
-    """The same drafts as with the option, which is left alone where it is there; others are refused."""
+    """The drafts equal those of the option `entropy_stop`, which takes precedence. Other drafters are refused."""
 
     def target() -> AutomatonTarget:
         return AutomatonTarget(random_logits(8, 256, std=1.35), max_rows=1)  # half of the states are sure of 0.05
@@ -226,7 +226,7 @@ def test_entropy_is_the_stop_of_a_draft_model() -> None:
         Entropy(1)
 
 
-def test_an_engine_with_goodput_says_the_same_and_learns_that_drafts_are_useless() -> None:
+def test_an_engine_with_goodput_gives_the_same_text_and_stops_useless_drafts() -> None:
     """A slow drafter that is always wrong; the model's passes take no time beside it."""
     logits = random_logits(23, 8, seed=2)
     prompts = [[1], [2, 3], [1, 2, 3]]
@@ -248,7 +248,7 @@ def test_an_engine_with_goodput_says_the_same_and_learns_that_drafts_are_useless
 
 
 class Costly(AutomatonTarget):
-    """A pass takes as long as it has nodes, on a clock of its own."""
+    """A target whose clock advances by the number of nodes of a pass."""
 
     def __init__(self, *args: object, row: float = 0.1, **more: object) -> None:
         super().__init__(*args, **more)
@@ -272,7 +272,7 @@ class Paid(NoisyChain):
         return draft
 
 
-def test_score_only_are_paid_for_and_bring_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_only_nodes_cost_time_and_yield_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of lookahead with their window, under goodput: what they cost is known by all the nodes that they have."""
     target, policy = Costly(random_logits(23, 8, seed=2), max_rows=1, max_length=128), Goodput()
     monkeypatch.setattr("specdec_fast.engine.stats.perf_counter", lambda: target.now)
@@ -289,7 +289,7 @@ def test_score_only_are_paid_for_and_bring_nothing(monkeypatch: pytest.MonkeyPat
     ("alpha", "row", "cost", "most"),
     [(0.0, 0.1, 0.0, 12), (0.0, 0.1, 0.15, 60), (0.05, 0.08, 0.0, 55), (0.2, 0.1, 0.15, 4), (0.5, 0.1, 0.6, 4)],
 )
-def test_in_an_engine_goodput_is_hardly_slower_than_plain_decoding_whatever_drafts(
+def test_in_an_engine_goodput_is_hardly_slower_than_plain_decoding_with_any_drafter(
     alpha: float, row: float, cost: float, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a clock that tells the work: drafters that do not pay, long drafts and dear ones among them. The first text

@@ -49,7 +49,7 @@ def test_texts_that_are_forced_copy_their_prompts() -> None:
             assert task == "edit" or tokenizer.decode(prompt).startswith("Repeat this text:")
 
 
-def test_nobody_who_is_told_the_text_is_measured_on_copies() -> None:
+def test_drafters_that_know_the_text_are_not_measured_on_copies() -> None:
     """A draft model's distribution takes a request's forced tokens, so it would draft the text that is forced."""
     found = copiers(list(METHODS))
     assert {"ngram", "suffix", "forest of ngram and recycling"} <= set(found)
@@ -63,7 +63,7 @@ def test_the_table_says_which_tokens_are_forced() -> None:
 
 
 def test_heads_are_measured() -> None:
-    """Their time outside of passes is told apart, and their text is plain decoding's."""
+    """Their time outside of passes is measured separately, and their text equals plain decoding's."""
     names = ["eagle3", "medusa, 8 nodes"]
     rows, runs = measure(names, 0.0, rounds=1, prompts=2, new_tokens=8)
     assert [row["drafter"] for row in rows] == names and set(runs) == {"plain", "again", "assisted", *names}
@@ -89,7 +89,7 @@ def test_sides_take_turns_within_a_round() -> None:
 
 
 class Writer:
-    """In place of an engine: writes three tokens, among them its own in the round that is said; tau is the round."""
+    """A fake engine that generates three tokens, with another third token in one round. Its tau is the round."""
 
     def __init__(self, odd_round: int | None = None) -> None:
         verbs = {verb: lambda *args: None for verb in ("begin", "propose", "observe")}
@@ -144,7 +144,7 @@ def test_merged_rows_replace_those_of_the_same_method() -> None:
     assert as_markdown(found["rows"]).endswith(f"{end}- ngram, new: 2026-11-26, A CPU, 2 cores, AVX2")
 
 
-def test_how_steady_a_machine_was_is_said_of_each_run() -> None:
+def test_every_run_reports_how_steady_the_machine_was() -> None:
     whole = merged({"rows": [{**OLD, "plain_again": 0.98}]}, [{**OLD, "drafter": "new", "plain_again": 0.5}], FACTS)
     *_, first, _, _, _, second = as_markdown(whole["rows"]).splitlines()
     assert first == "A second engine without drafts: 0.98 to 0.98 of the first one's speed."
@@ -205,7 +205,7 @@ def test_what_cannot_be_merged(
     assert words in capsys.readouterr().err
 
 
-def test_progress_is_told_of_every_text() -> None:
+def test_progress_is_reported_for_every_text() -> None:
     said: list[tuple[str, int, Progress]] = []
 
     def progress(what: str, total: int) -> Progress:

@@ -1,4 +1,4 @@
-"""Tiny models on disk and ways to call the command line: in this process, in a fork of it, as a program of its own."""
+"""Tiny models on disk, and the command line in this process, in a fork of it, or as a separate program."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def pair(models: dict[str, str]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def program() -> Callable[..., subprocess.Popen[bytes]]:
-    """Start `specdec` as a program of its own, with pipes."""
+    """Starts `specdec` as a separate program, with pipes."""
 
     def start(*args: str, **env: str) -> subprocess.Popen[bytes]:
         clean = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}

@@ -17,7 +17,7 @@ VALUES = st.recursive(
 
 
 @given(value=VALUES)
-def test_nothing_but_blanks_between_values_changes(value: object) -> None:
+def test_only_blanks_between_values_change(value: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         said: list[str] = []
         patch.setattr("builtins.print", said.append)

@@ -1,4 +1,4 @@
-"""Speed-ups of the demo on machines that do other work: what is measured, what is shown, what is withheld."""
+"""Speed-ups of the demo on machines with other load: measured, printed or withheld."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_busy_machine_gets_no_ratio_at_all() -> None:
 
 
 def test_texts_of_another_tau_are_no_contradiction() -> None:
-    """What predicts well is faster: ratios are compared per token of a pass."""
+    """Texts with a higher tau are faster, so ratios to tau are compared."""
     fast, slow = measured([3.0], [1.0]), measured([1.2], [1.0])
     slow.speculative.stats.steps = TOKENS  # tau 1
     assert summary([fast, slow])["speedup_doubt"] is None
@@ -150,7 +150,7 @@ def through(engine: Engine, rounds: int, busy: range, monkeypatch: pytest.Monkey
     return done, machine
 
 
-def test_rounds_go_over_all_texts_and_the_ways_take_turns(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_cover_all_texts_and_alternate_the_order(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     _, machine = through(engine, 2, range(0), monkeypatch)
     plain, fast = "plain", "speculative"
     first = [("a", plain), ("a", fast), ("b", fast), ("b", plain), ("c", plain), ("c", fast), ("d", fast), ("d", plain)]

@@ -1,4 +1,4 @@
-"""`specdec datastore`: from files to a datastore, what it says about one, and generation with it."""
+"""`specdec datastore`: building from files, information, and generation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_text_and_jsonl(run: Callable[..., Any], models: dict[str, str], texts: 
 
 
 @pytest.mark.parametrize("stage", ["reading", "sorting", "writing"])
-def test_ctrl_c_leaves_what_was_there(
+def test_ctrl_c_leaves_the_old_file(
     run: Callable[..., Any], models: dict[str, str], texts: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     def interrupted(_: object, now: str, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""`specdec demo`: what it claims is what it measured, in text and in JSON."""
+"""`specdec demo` reports what it measured, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_text_that_breaks_the_promise_fails_the_command(run: Any, pair: list[s
     )  # nothing was promised
 
 
-def test_an_interrupt_keeps_what_there_is(run: Any, pair: list[str], monkeypatch: Any) -> None:
+def test_an_interrupt_keeps_finished_texts(run: Any, pair: list[str], monkeypatch: Any) -> None:
     from specdec_fast.commands.compare import Comparer
 
     compare = Comparer.compare
@@ -97,8 +97,8 @@ def test_an_interrupt_keeps_what_there_is(run: Any, pair: list[str], monkeypatch
         assert report["prompts"] == len(report["per_prompt"]) == after
 
 
-def test_texts_that_differ_stand_one_below_the_other(run: Any, pair: list[str]) -> None:
-    """Under a rule that draws, other uniforms give another text of the same distribution."""
+def test_texts_that_differ_are_both_printed(run: Any, pair: list[str]) -> None:
+    """Under a rule that samples, other uniforms give another text of the same distribution."""
     result = run("demo", *pair, *QUICK, "--temperature", "1", "--rule", "rejection")
     assert result.exit_code == 0, result.output
     assert "plain decoding:" in result.stdout

@@ -1,4 +1,4 @@
-"""Drafters by name: `specdec drafters` lists everybody, and `specdec generate --drafter` decodes with each."""
+"""Drafters by name: `specdec drafters` lists all of them, and `specdec generate --drafter` decodes with each."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_all_are_listed_with_needs_distribution_defaults_and_a_line(run: Any) ->
     document = (Path(__file__).parents[2] / "docs" / "guides" / "choosing-a-drafter.md").read_text(encoding="utf-8")
     for name, entry in found.items():
         section = document.split(f"\n## {name}\n")[1].split("\n## ")[0]
-        told = section.rsplit("\nOptions: ", 1)[1].replace("\n", " ").rstrip(". \n")
-        assert told == ", ".join(f"`{option}`" for option in entry["defaults"]), name
+        options = section.rsplit("\nOptions: ", 1)[1].split("\n\n")[0].replace("\n", " ").rstrip(". \n")
+        assert options == ", ".join(f"`{option}`" for option in entry["defaults"]), name
     assert "needs   trees, draft model, own cache" in text and "n_max=" in text
 
 

@@ -1,4 +1,4 @@
-"""Bad input: one message that says what was got and expected, exit code 2, nothing on standard output."""
+"""Bad input: one message with got and expected, exit code 2, nothing on standard output."""
 
 from __future__ import annotations
 
@@ -161,13 +161,13 @@ def test_message_and_exit_code(
         assert fragment in result.stderr
 
 
-def test_a_hub_that_is_asked_is_named_first(run: Any, models: dict[str, str], tmp_path: Path) -> None:
+def test_a_hub_lookup_is_announced_first(run: Any, models: dict[str, str], tmp_path: Path) -> None:
     result = run("generate", "x", "--model", models["target"], "--draft", "nobody/nothing")
-    asked, told = result.stderr.splitlines()
+    asked, reworded = result.stderr.splitlines()
     assert result.exit_code == 2 and result.stdout == ""
     assert asked == "specdec: note: looking for nobody/nothing on the hub"
-    assert told.startswith("specdec: error: --draft: got 'nobody/nothing'; expected a bundled name")
-    assert "a hub id that is reachable from here (to work offline, download it first" in told
+    assert reworded.startswith("specdec: error: --draft: got 'nobody/nothing'; expected a bundled name")
+    assert "a hub id that is reachable from here (to work offline, download it first" in reworded
     text = tmp_path / "text.txt"
     text.write_text("a text")
     built = run("datastore", "build", str(text), "--model", "nobody/nothing", "--output", str(tmp_path / "store"))
@@ -175,7 +175,7 @@ def test_a_hub_that_is_asked_is_named_first(run: Any, models: dict[str, str], tm
 
 
 @pytest.mark.parametrize(
-    ("message", "own", "told"),
+    ("message", "own", "reworded"),
     [
         ("SamplingParams.top_p: got 2; expected 1", (), "--top-p: got 2; expected 1"),
         ("banned_token_ids: got 5000; expected", (), "--ban: got 5000; expected"),
@@ -185,8 +185,8 @@ def test_a_hub_that_is_asked_is_named_first(run: Any, models: dict[str, str], tm
         ("a.json: SamplingParams.top_k: got -1", (), "a.json: SamplingParams.top_k: got -1"),
     ],
 )
-def test_parameters_are_called_by_their_flags(message: str, own: tuple[str, ...], told: str) -> None:
-    assert in_flags(message, own) == told
+def test_messages_name_parameters_by_their_flags(message: str, own: tuple[str, ...], reworded: str) -> None:
+    assert in_flags(message, own) == reworded
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_standard_input_that_is_closed_has_no_prompt(file: str | None, monkeypat
         read_prompts(None, file, lines=False)
 
 
-def test_standard_input_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_that_is_not_text(monkeypatch: pytest.MonkeyPatch) -> None:
     for errors in ("strict", "surrogateescape"):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8", errors=errors))
         message = r"standard input: got bytes that are not utf-8 text \(byte 2\); convert it first"

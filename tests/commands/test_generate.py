@@ -1,4 +1,4 @@
-"""`specdec generate`: the text is the engine's, in every form it can be asked for."""
+"""`specdec generate`: the text is the engine's, in every output format."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_streams_the_engines_text(run: Any, pair: list[str], expected: str) -> N
     "extra",
     [["--draft-tokens", "0"], ["--drafter", "none"], ["--drafter", "ngram", "-o", "n_max=3"]],
 )
-def test_same_text_whoever_drafts(run: Any, models: dict[str, str], expected: str, extra: list[str]) -> None:
+def test_same_text_with_any_drafter(run: Any, models: dict[str, str], expected: str, extra: list[str]) -> None:
     result = run("generate", "Once upon", "--model", models["target"], *SAMPLING, *extra)
     assert result.stdout == expected + "\n"
 
@@ -119,7 +119,7 @@ def test_a_context_that_is_too_short_is_noted(run: Any, pair: list[str], expecte
     assert "after a prompt of 1 token: the" in run("generate", "O", *pair, *SAMPLING, "--max-length", "12").stderr
 
 
-def test_an_interrupted_batch_shows_what_was_begun(
+def test_an_interrupted_batch_shows_started_texts(
     run: Any, pair: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "p.txt").write_text("Once upon\n" * 11)
@@ -140,7 +140,7 @@ def test_an_interrupted_batch_shows_what_was_begun(
     )
 
 
-def test_several_prompts_have_a_bar_on_a_terminal(run: Any, pair: list[str], expected: str) -> None:
+def test_several_prompts_have_a_progress_bar_on_a_terminal(run: Any, pair: list[str], expected: str) -> None:
     several = ["generate", *pair, *SAMPLING, "--lines"]
     shown = run(*several, stdin="Once upon\nHello\n", env={"FORCE_COLOR": "1"})
     assert "prompts" in shown.stderr and "100%" in shown.stderr

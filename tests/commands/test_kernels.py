@@ -68,7 +68,7 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 ANSWERS_DIFFER = {"distribution_stats", "tree_expand", "tree_grow", "process_logits", "ngram_match"}
-"""Operators whose answer to the samples shows every option; others draw, or show it in their thresholds only."""
+"""Operators whose results for the samples depend on every option; others sample, or change only thresholds."""
 
 
 @pytest.mark.parametrize("op", OPTIONS)

@@ -128,7 +128,7 @@ def test_interrupt_prints_what_there_is(program: Any, pair: list[str]) -> None:
 
 
 class _Interrupted(types.ModuleType):
-    """A module in whose import somebody presses Ctrl-C."""
+    """A module whose import is interrupted by Ctrl-C."""
 
     def __getattr__(self, name: str) -> Any:
         raise KeyboardInterrupt

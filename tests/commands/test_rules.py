@@ -1,4 +1,4 @@
-"""`--rule`: best says what it picked, lossy says that it is lossy, options travel in the name."""
+"""`--rule`: best reports its choice, lossy reports that it is lossy, and options are part of the name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft models with another tokenizer: what passes between the vocabularies, and texts that stay as they are."""
+"""Draft models with another tokenizer: translation between vocabularies, and unchanged texts."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_common_tokens_and_texts_pass() -> None:
     assert between.to_draft([]) == [0]
 
 
-def test_a_seam_that_joins_is_cut_elsewhere() -> None:
+def test_text_that_would_merge_at_the_border_is_encoded_alone() -> None:
     """The target would write the last letter and the draft's first one as a single token."""
     pairs = letters(ALPHABET, ["ab"])
     between = CrossVocab(pairs, OURS, len(pairs), 96)
@@ -146,7 +146,7 @@ def test_a_seam_that_joins_is_cut_elsewhere() -> None:
 
 @pytest.mark.parametrize("scheme", ["first", "always", "normalizer"])
 def test_drafted_words_keep_the_space_in_front_of_them(scheme: str) -> None:
-    """A decoder that drops the first space of what it is given drops none of a text that goes on."""
+    """A decoder drops the first space of a text. It must not drop the space of drafted words."""
     ours, theirs = byte_level(), metaspace(scheme)
     between = CrossVocab(ours, theirs, len(ours), len(theirs))
     text = ours.encode("the cat sat")
@@ -215,13 +215,13 @@ def test_texts_do_not_change_in_a_ragged_batch(mode: str) -> None:
     assert engine.drafter.model.cache.pages.num_used == 0
 
 
-def test_slem_hands_over_what_the_draft_would_write() -> None:
+def test_slem_proposes_the_text_that_the_draft_would_generate() -> None:
     engine = engine_of("slem", turned_twin(), TURNED)
     handles = engine.generate(PROMPTS, [SamplingParams(temperature=0, max_new_tokens=20)] * 5)
     assert engine.stats.tau > 3 and all("recovered" not in handle.origins for handle in handles)
 
 
-def test_drawn_tokens_come_from_the_restricted_distribution() -> None:
+def test_sampled_tokens_come_from_the_restricted_distribution() -> None:
     """Under the rejection rule: accepted about as often as the overlap of the distributions says, with penalties on
     the way.
     """

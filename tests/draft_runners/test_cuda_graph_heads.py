@@ -26,13 +26,13 @@ WIDE = (-1, 0, 1, 0, 1, 3, 0, 2)  # neither level by level nor depth first
 
 
 def automaton(**shape: int) -> AutomatonTarget:
-    """The next state is mostly the following one, so that heads who look ahead are right often."""
+    """A target whose state mostly increases by one, so that heads often predict it."""
     transitions = (torch.arange(61)[:, None] + 1 + (torch.arange(VOCAB) % 4 == 0)) % 61
     return AutomatonTarget(random_logits(61, VOCAB, seed=4), transitions, **shape)
 
 
 def medusa(target: Any, shape: Any = WIDE, **options: Any) -> Any:
-    """Head k knows what is k + 2 ahead of a target whose state does not depend on tokens."""
+    """Medusa heads that predict the token k + 2 ahead of a target whose state does not depend on tokens."""
     states = len(target.table)
     heads = MedusaHeads(states, target.vocab_size, 3, num_layers=0)
     assert heads.lm_head is not None
@@ -43,7 +43,7 @@ def medusa(target: Any, shape: Any = WIDE, **options: Any) -> Any:
 
 
 def blockwise(target: Any) -> Any:
-    """The same knowledge in the other kind of heads."""
+    """Blockwise heads with the same predictions."""
     states = len(target.table)
     heads = BlockwiseHeads(states, target.vocab_size, 3, inner_size=states)
     with torch.no_grad():
@@ -104,7 +104,7 @@ Paths = frozenset[tuple[int, ...]]
 
 
 def paths(tokens: list[int], parents: list[int]) -> Paths:
-    """The texts that a tree holds, its root's not counted."""
+    """Returns the texts of a tree, without its root."""
     found: list[tuple[int, ...]] = [()]
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
         found.append((*found[parent], token))
@@ -151,7 +151,7 @@ class Watch:
 
 
 def check_drafts(sync: Watch, graph: Watch, least: int) -> None:
-    """Both drafted the same wherever both could."""
+    """Checks that both drafted the same tokens where both could draft."""
     one, other = sync.drafts(), graph.drafts()
     both = one.keys() & other.keys()
     assert sum(bool(one[key]) for key in both) > least
@@ -163,19 +163,19 @@ def check_drafts(sync: Watch, graph: Watch, least: int) -> None:
     ("rows", "rule", "temperatures"),
     [(3, "replay", (0.0, 0.7, 1.0)), (8, "replay", (0.0, 1.0)), (1, "greedy", (0.0,))],
 )
-def test_texts_and_drafts_are_those_of_steps_that_are_not_captured(
+def test_texts_and_drafts_equal_those_of_sync_steps(
     kind: str, rows: int, rule: str, temperatures: tuple[float, ...]
 ) -> None:
-    wanted, watch, made, told = requests(20, temperatures), {}, {}, {}
+    wanted, watch, made, observed = requests(20, temperatures), {}, {}, {}
     for mode in ("sync", "graph"):
         target = automaton(max_rows=rows)
         engine = Engine(target, MADE[kind](target), rule=rule, eos_token_ids=(3,), step_mode=mode)
         watch[mode] = Watch(engine)
         made[mode] = texts(engine, wanted, random.Random(rows))
         stats = engine.stats
-        told[mode] = stats.steps, stats.num_draft_tokens, stats.tested, stats.accepted_per_position
+        observed[mode] = stats.steps, stats.num_draft_tokens, stats.tested, stats.accepted_per_position
         assert stats.faults == 0
-    assert made["graph"] == made["sync"] and told["graph"] == told["sync"]
+    assert made["graph"] == made["sync"] and observed["graph"] == observed["sync"]
     check_drafts(watch["sync"], watch["graph"], 20)
     assert engine.stats.mean_alpha > 0.3
     plain = Engine(automaton(max_rows=8), rule=rule, eos_token_ids=(3,), step_mode="sync")
@@ -188,7 +188,7 @@ def script(length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-def test_who_knows_the_text_is_accepted_whole(kind: str) -> None:
+def test_drafts_of_a_head_that_knows_the_text_are_accepted_whole(kind: str) -> None:
     """From the second step on where the prompt is one token: before it no hidden state is known."""
     target = scripted(script(60), VOCAB)
     engine = Engine(target, RIGHT[kind](target), step_mode="graph")
@@ -210,8 +210,8 @@ def test_an_end_inside_an_accepted_run_cuts_the_text_there(kind: str, end: int) 
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-def test_rows_that_change_their_mode_draft_on(kind: str) -> None:
-    """A request with a bias comes and goes: what is known of the others goes with them, both ways."""
+def test_rows_that_change_their_mode_continue_to_draft(kind: str) -> None:
+    """A request with a bias comes and goes. The state of the other rows follows them from mode to mode."""
     target = scripted(script(62), VOCAB)
     engine = Engine(target, RIGHT[kind](target), step_mode="graph")
     handle = engine.submit(script(4), SamplingParams(temperature=0, max_new_tokens=48))
@@ -275,8 +275,8 @@ class Stopping:
     [("medusa", part, 1) for part in ("_lengths", "_states")]
     + [("eagle dynamic", part, write) for part, write in (("_known", 1), ("_window", 1), ("_first", 1), ("_known", 2))],
 )
-def test_what_was_learned_by_half_is_not_believed(kind: str, part: str, write: int) -> None:
-    """A step that stops while it is observed: heads that know the text never draft anything wrong from what is left."""
+def test_an_incomplete_update_is_not_used(kind: str, part: str, write: int) -> None:
+    """A step stops while it is observed. Heads that know the text must never draft a wrong token afterwards."""
     target = scripted(script(60), VOCAB)
     engine = Engine(target, RIGHT[kind](target), step_mode="graph")
     handle = engine.submit(script(4), SamplingParams(temperature=0, max_new_tokens=40))
@@ -308,7 +308,7 @@ def test_a_row_that_never_began_leaves_quietly(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle published", "eagle dynamic", "eagle3 dynamic"])
 def test_a_dry_pool_and_the_end_of_the_context(kind: str) -> None:
-    """Rows are evicted and begin anew; texts run until the context is full, where trees have no room to grow."""
+    """Rows are evicted and start again. Texts run until the context is full, where trees cannot grow."""
     wanted = [SamplingParams(temperature=0.8, seed=at, max_new_tokens=99) for at in range(1, 6)]
     prompts, made, watch = [[at] * 3 * at for at in range(1, 6)], {}, {}
     for mode in ("sync", "graph"):
@@ -337,7 +337,7 @@ def of_model(kind: str, target: Any, folder: Path) -> Any:
 def test_a_step_can_be_captured_and_uses_the_same_tensors_every_time(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And over transformers models too a head drafts what it drafts in other steps."""
+    """Over transformers models too, a head drafts what it drafts in sync steps."""
     prompts = [models.prompt(length) for length in (1, 5, 17)]
     kinds = enumerate([(0, 4), (1.5, 15), (0.7, 20)])
     wanted = [SamplingParams(temperature=t, seed=s, max_new_tokens=n, top_p=0.9) for s, (t, n) in kinds]
@@ -354,16 +354,16 @@ def test_a_step_can_be_captured_and_uses_the_same_tensors_every_time(
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3"])
-def test_trained_heads_are_as_good_as_in_other_steps(name: str) -> None:
+def test_trained_heads_draft_as_in_sync_steps(name: str) -> None:
     """Those of the bundled target, whose drafts are accepted more often than not."""
-    told = []
+    observed = []
     for mode in ("sync", "graph"):
         engine = load("demo-target", drafter=name, max_rows=2, max_length=128, step_mode=mode)
         params = [SamplingParams(temperature=t, seed=3, max_new_tokens=40, ignore_eos=True) for t in (0.0, 1.0)]
         handles = engine.generate(["def main(", "And it came to pass"], params)
         assert engine.step_mode == mode and engine.stats.faults == 0
-        told.append([(handle.tokens, handle.stats.steps, handle.stats.num_draft_tokens) for handle in handles])
-    assert told[0] == told[1] and engine.stats.tau > 1.3
+        observed.append([(handle.tokens, handle.stats.steps, handle.stats.num_draft_tokens) for handle in handles])
+    assert observed[0] == observed[1] and engine.stats.tau > 1.3
 
 
 def test_engines_that_cannot_be_captured_say_why() -> None:

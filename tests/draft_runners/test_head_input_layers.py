@@ -1,4 +1,4 @@
-"""Layers that are read the wrong way are found out by acceptance, whichever way a checkpoint counts them."""
+"""The acceptance rate reveals layers that are counted in another convention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, list[in
     return HuggingFaceTarget(model, max_rows=1, max_length=64), folder, text[0].tolist()
 
 
-def as_told(folder: Path, place: Path, **ids: Any) -> Path:
+def with_layer_ids(folder: Path, place: Path, **ids: Any) -> Path:
     """The same head with other words about its layers."""
     config = json.loads((folder / "config.json").read_text())
     del config["eagle_aux_hidden_state_layer_ids"], config["eagle_config"]
@@ -93,14 +93,14 @@ def test_the_rate_is_the_mean_sum_of_the_smaller_chances(learnt: Any) -> None:
 )
 def test_the_wrong_convention_is_detected(learnt: Any, tmp_path: Path, ids: dict[str, Any]) -> None:
     target, folder, text = learnt
-    place = as_told(folder, tmp_path / "told", **ids)
+    place = with_layer_ids(folder, tmp_path / "changed", **ids)
     rates = layer_acceptance(PagedHead(load_eagle3(place, target), target), target, text)
     assert rates[TRUE] > rates[0, 1, 2] + 0.1
     made = make_drafter("eagle3", {"head": str(place), "layers": "auto", "text": text}, target=target)
     assert made.needs.aux_hidden_states == ("entering:1", "entering:2", "entering:3")
 
 
-def test_what_cannot_be_told_is_refused(learnt: Any, tmp_path: Path) -> None:
+def test_layers_that_cannot_be_compared_are_refused(learnt: Any, tmp_path: Path) -> None:
     target, folder, text = learnt
     for options, message in (
         ({"layers": "auto"}, "layers: got 'auto' and text None; expected numbers, or 'auto' and a text"),
@@ -127,18 +127,18 @@ def test_a_pool_without_room_for_the_text_is_refused(learnt: Any, whose: str) ->
         cache.pages.free(held)
 
 
-def test_the_program_says_which_layers_to_use(learnt: Any, tmp_path: Path) -> None:
+def test_the_command_prints_the_layers_to_use(learnt: Any, tmp_path: Path) -> None:
     target, folder, text = learnt
     target.model.set_attn_implementation("eager")
     target.model.save_pretrained(tmp_path / "model")
     target.model.set_attn_implementation("specdec_paged")
     (tmp_path / "text.json").write_text(json.dumps([text]))
-    place = as_told(folder, tmp_path / "told", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
-    told = ["tune", "head-layers", "--model", str(tmp_path / "model"), "--file", str(tmp_path / "text.json")]
+    place = with_layer_ids(folder, tmp_path / "changed", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+    command = ["tune", "head-layers", "--model", str(tmp_path / "model"), "--file", str(tmp_path / "text.json")]
     runner = CliRunner()
-    answer = runner.invoke(main, [*told, "--head", str(place), "--json"])
+    answer = runner.invoke(main, [*command, "--head", str(place), "--json"])
     found = json.loads(answer.stdout)
     assert found["configured"] == [0, 1, 2] and found["best"] == [1, 2, 3]
-    said = runner.invoke(main, [*told, "--head", str(place)]).stdout
+    said = runner.invoke(main, [*command, "--head", str(place)]).stdout
     assert "inputs of layers [0, 1, 2]: 0." in said and "use -o layers=[1, 2, 3]" in said
-    assert "the configuration is right" in runner.invoke(main, [*told, "--head", str(folder)]).stdout
+    assert "the configuration is right" in runner.invoke(main, [*command, "--head", str(folder)]).stdout

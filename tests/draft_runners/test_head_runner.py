@@ -1,4 +1,4 @@
-"""Heads over the paged cache: trees equal sequential passes, and what is stored comes from the target's true states."""
+"""Heads over the paged cache: trees equal sequential passes, and keys are stored from the target's true states."""
 
 from __future__ import annotations
 

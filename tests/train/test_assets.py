@@ -1,4 +1,4 @@
-"""The bundled demo pair: what it is, that it loads, and that it is still the one other things were made for."""
+"""The bundled demo pair: its facts, that it loads, and that dependent files still fit it."""
 
 from __future__ import annotations
 

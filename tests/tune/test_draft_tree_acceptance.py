@@ -34,7 +34,7 @@ def test_the_ranks_of_a_draft_that_is_the_target(how: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_tree_in_use_brings_what_was_promised(temperature: float) -> None:
+def test_a_tree_yields_the_expected_tokens(temperature: float) -> None:
     """Rates from some texts, tokens per step on others; and no worse than widths of the same size."""
     target = models.target("llama", max_rows=8)
     draft = HuggingFaceTarget(models.kin("llama", noise=0.3), max_rows=8, max_length=320)

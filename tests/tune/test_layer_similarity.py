@@ -1,4 +1,4 @@
-"""Dynamic programming over hidden states: right where the answer is known, close to all subsets where it is not."""
+"""Dynamic programming over hidden states: exact in known cases, and close to the best of all subsets in others."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_sub_blocks_that_add_nothing_are_left_out_first() -> None:
     assert choices[2].skip == SkippedLayers((1,), (2,)) and choices[2].similarity == pytest.approx(1, abs=1e-6)
 
 
-def test_models_whose_mlp_is_no_part_of_its_own() -> None:
+def test_models_whose_mlp_cannot_be_skipped_alone() -> None:
     from transformers import OPTConfig, OPTForCausalLM
 
     config = OPTConfig(vocab_size=96, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=2,

@@ -26,7 +26,7 @@ def test_a_walk_ends_where_the_token_is_none_of_the_choices() -> None:
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
 @torch.inference_mode()
 def test_rates_are_those_of_drafting_from_every_root(name: str, tmp_path: Path) -> None:
-    """A chain that holds the text itself, scored behind what is stored from true features, root by root."""
+    """Scores the text itself as a chain behind keys from true features, root by root."""
     target = models.target("llama", max_rows=2)
     drafter: Any = make_drafter(name, heads.options(name, tmp_path), target=target)
     model, prompts = drafter.model, [models.prompt(9), models.prompt(1)]

@@ -1,4 +1,4 @@
-"""A sample of drafts for rule best: what it measures, of which requests, and that it leaves nothing behind."""
+"""Sample drafts for rule `best`: estimates, selection of requests, and no state left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def target(sharpness: float) -> AutomatonTarget:
     return AutomatonTarget(sharpness * random_logits(7, 4, seed=4), max_rows=8, max_length=64, page_size=4)
 
 
-def drawn(sharpness: float, draft: float) -> DrawnChain:
+def sampled_drafter(sharpness: float, draft: float) -> DrawnChain:
     reader = target(sharpness)
     table = torch.as_tensor(draft * random_logits(7, 4, seed=4))
     return DrawnChain(lambda text: table[reader.state_after(text)], 3)
@@ -35,9 +35,9 @@ SHARP = [(6.0, 1.0, "replay"), (1.0, 6.0, "block"), (0.5, 0.8, "block")]
 def test_the_rule_with_the_larger_expectation_is_picked(
     sharpness: float, draft: float, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sharp target takes the likeliest tokens of a flat draft that ranks as it does, and few of those it draws."""
+    """A sharp target accepts the likeliest tokens of a flat draft with the same order, and few sampled ones."""
     monkeypatch.setattr(rule_selection, "MOST_REQUESTS", len(REQUESTS))
-    drafter = drawn(sharpness, draft)
+    drafter = sampled_drafter(sharpness, draft)
     estimates = sample_ways(target(sharpness), drafter, REQUESTS)
     choice = RULE.choose_rule(drafter.needs, 1.0, estimates)
     assert choice.rule.name == rule and choice.prefers == ("greedy" if rule == "replay" else "sampled")
@@ -58,7 +58,7 @@ def test_the_rule_with_the_larger_expectation_is_picked(
 
 def test_trees_are_estimated_by_their_rules() -> None:
     shape = [(0, ProposalKind.SAMPLED), (0, ProposalKind.SAMPLED_WITHOUT_EARLIER), (1, ProposalKind.SAMPLED)]
-    drafter = DrawnTree(drawn(1.0, 0.3).logits_after, shape)
+    drafter = DrawnTree(sampled_drafter(1.0, 0.3).logits_after, shape)
     estimates = sample_ways(target(1.0), drafter, REQUESTS)
     assert (
         set(estimates) == {"traversal", "recursive_rejection", LIKELIEST}
@@ -66,7 +66,7 @@ def test_trees_are_estimated_by_their_rules() -> None:
     )
 
 
-def test_a_sample_meets_no_coin_of_the_requests_and_leaves_no_row_behind() -> None:
+def test_a_sample_shares_no_uniform_with_requests_and_leaves_no_row_behind() -> None:
     seen: list[tuple[int, ...]] = []
 
     class Watched(DrawnChain):
@@ -74,7 +74,7 @@ def test_a_sample_meets_no_coin_of_the_requests_and_leaves_no_row_behind() -> No
             seen.append(tuple(rng.seeds.tolist()))
             return super().propose(view, rows, budget, rng)
 
-    ours, drafter = target(1.0), drawn(1.0, 1.0)
+    ours, drafter = target(1.0), sampled_drafter(1.0, 1.0)
     watched = Watched(drafter.logits_after, 3)
     sample_ways(ours, watched, [([1, 2], SamplingParams(max_new_tokens=5, seed=3, temperature=0.7))] * 8)
     own = {SamplingParams(seed=FIRST_SEED + at).with_derived_seed([1, 2]).seed for at in range(MOST_REQUESTS)}
@@ -84,7 +84,10 @@ def test_a_sample_meets_no_coin_of_the_requests_and_leaves_no_row_behind() -> No
     assert engine.generate([[1, 2]] * 8, params)[7].tokens == alone.generate([[1, 2]], params[7:])[0].tokens
 
 
-def test_requests_that_say_nothing_are_passed_over() -> None:
+def test_requests_without_information_are_skipped() -> None:
     refused, certain = SamplingParams(stop=("x",)), SamplingParams(temperature=0)
-    assert sample_ways(target(1.0), drawn(1.0, 1.0), [([1], refused), ([1], certain)]) == {}
-    assert RULE.choose_rule(drawn(1.0, 1.0).needs, None, {}).why == rule_for("best", drawn(1.0, 1.0).needs)[1]
+    assert sample_ways(target(1.0), sampled_drafter(1.0, 1.0), [([1], refused), ([1], certain)]) == {}
+    assert (
+        RULE.choose_rule(sampled_drafter(1.0, 1.0).needs, None, {}).why
+        == rule_for("best", sampled_drafter(1.0, 1.0).needs)[1]
+    )

@@ -1,4 +1,4 @@
-"""The picture of a search."""
+"""The plot of a search."""
 
 from __future__ import annotations
 

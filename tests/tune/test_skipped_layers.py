@@ -1,4 +1,4 @@
-"""The search for what to leave out: on objectives with a known optimum, resumed, measured on a tiny model."""
+"""The search for sub-blocks to skip: on objectives with a known optimum, resumed, measured on a tiny model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_separable_objective_is_solved() -> None:
     assert blind > 0.5, "the optimum is not found by chance"
 
 
-def test_a_search_goes_on_from_what_is_done() -> None:
+def test_a_search_continues_from_earlier_trials() -> None:
     pytest.importorskip("optuna")
     best = SkippedLayers((1,), (0, 2))
     measure, calls = separable(best, 3, noise=0.005), 0

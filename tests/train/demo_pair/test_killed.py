@@ -112,7 +112,7 @@ def test_a_kill_while_a_checkpoint_is_written_loses_the_step_under_way_at_most(t
 
 
 def test_what_a_process_finds_is_whole_or_named(tmp_path: Path) -> None:
-    """Half a file under the name of a checkpoint, as a full disk leaves one, is an error and no beginning anew."""
+    """Half a file under the name of a checkpoint, as a full disk leaves one, is an error and not a fresh start."""
     lived(tmp_path, 2)
     run = tmp_path / "checkpoint" / RUN_FILE
     run.write_text(json.dumps({"step": 2})[:5])

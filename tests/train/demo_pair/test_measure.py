@@ -87,8 +87,8 @@ def test_continuations_match_plain_argmax_and_depend_on_the_seed_only():
     for _ in range(6):
         plain = torch.cat([plain, model(input_ids=plain, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], 1)
     assert torch.equal(text, plain)
-    drawn = [continue_text(model, prefix, 6, 1.0, torch.Generator().manual_seed(9)) for _ in range(2)]
-    assert torch.equal(*drawn)
+    sampled = [continue_text(model, prefix, 6, 1.0, torch.Generator().manual_seed(9)) for _ in range(2)]
+    assert torch.equal(*sampled)
 
 
 def test_padding_on_the_left_changes_nothing():

@@ -121,7 +121,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(finished, tmp_path):
             torch.testing.assert_close(pieces[key], whole[key], rtol=0, atol=0, msg=f"{name}: {key}")
 
 
-def test_two_members_end_with_the_weights_of_one(finished, tmp_path, monkeypatch):
+def test_two_processes_end_with_the_weights_of_one(finished, tmp_path, monkeypatch):
     """The second of them is a new Python for one stage; for the other a fork, which need not import anything."""
     out, _ = finished
     make_tokens(SMALL, tmp_path, corpus())

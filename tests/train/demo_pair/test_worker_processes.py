@@ -55,25 +55,25 @@ def beginning(kind: str) -> tuple[Any, np.ndarray, np.ndarray]:
 
 def one_of_them(folder: Path) -> None:
     rank = int(os.environ["RANK"])
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for kind in KINDS:
         for stop_after in (2, None):
             trainee, row, held = beginning(kind)
             progress = fit(trainee, trainee.states, row, held, SETTINGS, folder / kind, stop_after=stop_after)
             assert progress.step == (stop_after or SETTINGS.steps)
-        told[kind] = {"history": progress.history, **trainee.state_dict()}
+        results[kind] = {"history": progress.history, **trainee.state_dict()}
     accelerator = create_accelerator(SETTINGS)
     check_shared_folder(accelerator, folder / "shared")
     try:
         check_shared_folder(accelerator, folder / f"of-{rank}")
     except ValueError as error:
-        told["apart"] = str(error)
-    told["left"] = [path.name for path in (folder / "shared").iterdir()]
-    torch.save(told, folder / f"rank-{rank}.pt")
+        results["apart"] = str(error)
+    results["left"] = [path.name for path in (folder / "shared").iterdir()]
+    torch.save(results, folder / f"rank-{rank}.pt")
 
 
 def launched(arguments: list[str], said: Path) -> None:
-    """`accelerate launch ARGUMENTS`; what it and its processes print is in a file."""
+    """Runs `accelerate launch ARGUMENTS`, with all output in a file."""
     from accelerate.commands.launch import launch_command, launch_command_parser
 
     with said.open("w") as file:

@@ -46,7 +46,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Run:
-    """One that nobody stopped: of which head, where, the trainee, and what was printed."""
+    """A run without interruption: kind of head, folder, trainee and output."""
 
     name: str
     out: Path
@@ -69,7 +69,7 @@ def whole(request: pytest.FixtureRequest, text: Path, tmp_path_factory: pytest.T
 
 
 def test_the_command_writes_a_head_as_published(whole: Run) -> None:
-    """And what it wrote, in bfloat16, drafts as the head that was trained does when it is rounded so."""
+    """The saved bfloat16 head drafts like the trained head rounded to bfloat16."""
     name, out = whole.name, whole.out
     assert f"specdec generate --model demo-target --drafter {name} -o head={out / 'head'}" in whole.shown
     assert (out / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -92,16 +92,16 @@ def test_the_command_writes_a_head_as_published(whole: Run) -> None:
         assert not tensors["d2t"].is_floating_point() and "embed_tokens.weight" not in tensors
     target = HuggingFaceTarget(load_model("demo-target"), max_rows=1, max_length=64)
     rounded = copy.deepcopy(whole.trainee.head).bfloat16().float()
-    prompt, told = load_tokenizer("demo-target").encode("def main("), []
+    prompt, results = load_tokenizer("demo-target").encode("def main("), []
     params = SamplingParams(temperature=0.8, seed=1, max_new_tokens=16)
     for head in (str(out / "head"), PagedHead(rounded, target)):
         made: Any = make_drafter(name, {"head": head, "num_draft_tokens": 8}, target=target)
         assert made.model.head.hidden_size == 256
         handle = Engine(target, made).generate([prompt], params)[0]
-        told.append((handle.tokens, handle.origins, handle.stats.steps, handle.stats.num_draft_tokens))
+        results.append((handle.tokens, handle.origins, handle.stats.steps, handle.stats.num_draft_tokens))
         state = {key: value.float() for key, value in made.model.head.state_dict().items()}
         assert all(torch.equal(value.float(), state[key]) for key, value in rounded.state_dict().items())
-    assert told[0] == told[1] and told[0][-1] > 0
+    assert results[0] == results[1] and results[0][-1] > 0
 
 
 def test_a_killed_run_loses_no_step_and_ends_with_the_weights_of_one_that_was_not(

@@ -33,7 +33,7 @@ def test_fields_are_options_in_the_order_of_the_parameters() -> None:
     assert inspect.signature(run).parameters["length"].default == 64
 
 
-def test_a_call_and_a_command_line_say_the_same() -> None:
+def test_a_call_and_a_command_line_give_the_same_options() -> None:
     seen: list[Any] = []
     run = small(seen, batch=2)
     run([Path("a.txt")], steps=7, own=4)
@@ -44,7 +44,7 @@ def test_a_call_and_a_command_line_say_the_same() -> None:
     assert seen[0] == seen[1] == (TextOptions(inputs=[Path("a.txt")]), 4, TrainingOptions(steps=7, batch=2))
 
 
-def test_what_is_no_field_is_refused() -> None:
+def test_unknown_defaults_are_refused() -> None:
     with pytest.raises(TypeError, match="run: got a default for steeps; expected "):
         small([], steeps=3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'steeps'"):

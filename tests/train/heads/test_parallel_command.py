@@ -1,4 +1,4 @@
-"""`specdec train demo-pair` says what is missing, what cannot be, and what to do."""
+"""`specdec train demo-pair` reports missing parts and invalid options, and how to fix them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_missing_corpus_ends_with_2(monkeypatch, tmp_path):
     assert result.exit_code == 2 and result.stderr == "specdec: error: install python3-doc\n"
 
 
-def test_an_interrupt_says_how_to_go_on(monkeypatch, tmp_path):
+def test_an_interrupt_prints_how_to_continue(monkeypatch, tmp_path):
     monkeypatch.setattr(pipeline, "run", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     result = call("--out", tmp_path, "--minutes", 1)
     assert result.exit_code == 130

@@ -51,7 +51,7 @@ def test_in_seconds_loss_falls_acceptance_rises_and_the_saved_head_drafts_the_sa
     assert (tmp_path / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     save_medusa(heads, tmp_path / "head", base_model="demo-target", dtype=torch.float32)
 
-    target, told = HuggingFaceTarget(model, max_rows=2, max_length=256), {}
+    target, found = HuggingFaceTarget(model, max_rows=2, max_length=256), {}
     prompts = ["def add_argument(self, name", "class Parser:\n    def __init__(self"]
     ids = [load_tokenizer("demo-target").encode(prompt) for prompt in prompts]
     params = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
@@ -59,9 +59,9 @@ def test_in_seconds_loss_falls_acceptance_rises_and_the_saved_head_drafts_the_sa
     for name, head in {"trained": heads.eval(), "saved": str(tmp_path / "head"), "untrained": untrained}.items():
         handles = Engine(target, make_drafter("medusa", {"head": head}, target=target)).generate(ids, params)
         assert [handle.tokens for handle in handles] == plain
-        told[name] = [(handle.stats.steps, handle.stats.num_draft_tokens, handle.origins) for handle in handles]
-    assert told["saved"] == told["trained"]
-    assert sum(steps for steps, *_ in told["trained"]) < sum(steps for steps, *_ in told["untrained"])
+        found[name] = [(handle.stats.steps, handle.stats.num_draft_tokens, handle.origins) for handle in handles]
+    assert found["saved"] == found["trained"]
+    assert sum(steps for steps, *_ in found["trained"]) < sum(steps for steps, *_ in found["untrained"])
 
 
 def test_blockwise_learns_by_the_same_loop(tmp_path: Path, python_text: np.ndarray) -> None:
@@ -104,11 +104,11 @@ def test_what_the_command_wrote_drafts_as_the_trained_head_does_in_bfloat16(
     assert torch.equal(saved.heads(torch.ones(1, 256), target.lm_head), want)
     assert not torch.equal(want[0], want[1]), "nothing was learnt"
     shape = {"shape": str(out / "head" / "tree.json")} if name == "medusa" else {}
-    prompt, told = load_tokenizer("demo-target").encode("def main("), []
+    prompt, found = load_tokenizer("demo-target").encode("def main("), []
     for made in (saved, make_drafter(name, {"head": rounded, **shape}, target=target)):
         handle = Engine(target, made).generate([prompt], SamplingParams(temperature=0.8, seed=1, max_new_tokens=16))[0]
-        told.append((handle.tokens, handle.origins, handle.stats.num_draft_tokens))
-    assert told[0] == told[1] and told[0][-1] > 0
+        found.append((handle.tokens, handle.origins, handle.stats.num_draft_tokens))
+    assert found[0] == found[1] and found[0][-1] > 0
 
 
 def test_the_command_writes_head_tree_and_curve(

@@ -50,12 +50,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return found
 
 
-def test_prompts_and_answers_stand_in_order_and_what_cannot_be_served_is_left_out(
-    tmp_path: Path, asked: list[list[str]]
-) -> None:
-    model, told = models.own("llama"), []
-    row = load_answers(generate_answers(model, Letters(), PROMPTS, tmp_path / "a", **HOW, report=told.append))
-    assert asked == [PROMPTS[:2], PROMPTS[2:4], PROMPTS[4:]] and told == [2, 4, 6]
+def test_prompts_and_answers_are_in_order_without_failed_prompts(tmp_path: Path, asked: list[list[str]]) -> None:
+    model, reported = models.own("llama"), []
+    row = load_answers(generate_answers(model, Letters(), PROMPTS, tmp_path / "a", **HOW, report=reported.append))
+    assert asked == [PROMPTS[:2], PROMPTS[2:4], PROMPTS[4:]] and reported == [2, 4, 6]
     assert model.config._attn_implementation != attention.NAME, "the model's attention is its own again"
     at = 0
     for prompt in filter(None, PROMPTS):
@@ -68,7 +66,7 @@ def test_prompts_and_answers_stand_in_order_and_what_cannot_be_served_is_left_ou
         load_answers(generate_answers(model, Letters(), ["", ""], tmp_path / "b", **HOW))
 
 
-def test_a_killed_run_goes_on_and_gives_the_same_tokens(tmp_path: Path, asked: list[list[str]]) -> None:
+def test_a_killed_run_continues_and_gives_the_same_tokens(tmp_path: Path, asked: list[list[str]]) -> None:
     """What was asked before is not asked again; a file cut off in the middle of being written counts for nothing."""
     want = load_answers(generate_answers(models.own("llama"), Letters(), PROMPTS, tmp_path / "whole", **HOW))
 
@@ -99,10 +97,10 @@ def test_processes_share_the_batches(tmp_path: Path, asked: list[list[str]]) -> 
     assert load_answers(files).tolist() == want.tolist()
 
 
-def test_a_head_is_trained_on_what_the_target_answers(
+def test_a_head_is_trained_on_answers_of_the_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[list[str]]
 ) -> None:
-    """By the command; the target is where it is trained before it answers, and no answer is left beside the tokens."""
+    """By the command. The target is moved to its device before it generates, and no stored answers remain."""
     devices: list[Any] = []
     load_model = loading.load_model
 

@@ -9,7 +9,7 @@ from oracles import models
 from specdec_fast.train.heads.trainer import TargetStates
 
 
-def test_states_are_those_that_the_engine_aux_hidden_states() -> None:
+def test_states_equal_the_auxiliary_hidden_states_of_the_engine() -> None:
     places = ("entering:0", "entering:1", "final_norm")
     target = models.target("llama", max_rows=1)
     tokens = torch.tensor(models.prompt(17))

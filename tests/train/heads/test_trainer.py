@@ -97,7 +97,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [{"length": 23}, {"batch": 3}, {"seed": 1}, {"steps": 8}, {"lr": 2e-3}, {"facts": {"inputs": ["b.txt"]}}],
     ids=str,
 )
-def test_a_run_does_not_go_on_with_other_settings(begun: Path, changes: dict[str, Any]) -> None:
+def test_a_run_does_not_continue_with_other_settings(begun: Path, changes: dict[str, Any]) -> None:
     before = {path: path.read_bytes() for path in begun.rglob("*.*")}
     name, value = next(iter(changes.get("facts", changes).items()))
     words = rf"checkpoint: {name} differs from the run in it: got {re.escape(repr(value))}; expected .*; continue with"
@@ -106,7 +106,7 @@ def test_a_run_does_not_go_on_with_other_settings(begun: Path, changes: dict[str
     assert before and before == {path: path.read_bytes() for path in begun.rglob("*.*")}, "it can still go on"
 
 
-def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
+def test_a_run_does_not_continue_with_another_number_of_processes(tmp_path: Path) -> None:
     """Every process has its own blocks in each step, so that others would be another run."""
     run(tmp_path, stop_after=2)
     place = tmp_path / "checkpoint" / "run.json"
