@@ -53,20 +53,20 @@ def by_thresholds(
 
 
 def mixed_chains(
-    draft: RationalModel, chosen: RationalModel, context: Text, depth: int
+    draft: RationalModel, deterministic: RationalModel, context: Text, depth: int
 ) -> list[tuple[Fraction, Text, list[bool]]]:
-    """Chains whose places are drawn or chosen by a function of the text before them."""
+    """Chains whose places are sampled or deterministic by a function of the text before them."""
     found: list[tuple[Fraction, Text, list[bool]]] = [(Fraction(1), (), [])]
     for _ in range(depth):
         longer = []
-        for chance, chain, drawn in found:
+        for chance, chain, sampled in found:
             text = (*context, *chain)
-            weights = chosen.after(text)
+            weights = deterministic.after(text)
             if weights[0] > weights[-1]:
                 token = weights.index(max(weights))
-                longer.append((chance, (*chain, token), [*drawn, False]))
+                longer.append((chance, (*chain, token), [*sampled, False]))
             else:
-                longer.extend((chance * w, (*chain, t), [*drawn, True]) for t, w in enumerate(draft.after(text)) if w)
+                longer.extend((chance * w, (*chain, t), [*sampled, True]) for t, w in enumerate(draft.after(text)) if w)
         found = longer
     return found
 
@@ -90,7 +90,7 @@ def test_the_rational_oracle_itself_is_lossless(vocab: int, depth: int, seed: in
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize(("vocab", "depth", "seed"), SHAPES)
-def test_drawn_chains_keep_the_joint_distribution_over_several_steps(
+def test_sampled_chains_keep_the_joint_distribution_over_several_steps(
     vocab: int, depth: int, seed: int, dtype: torch.dtype, backend: str
 ) -> None:
     target = RationalModel(vocab, seed)
@@ -110,7 +110,7 @@ def test_drawn_chains_keep_the_joint_distribution_over_several_steps(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("vocab", "depth", "seed"), SHAPES)
-def test_chains_of_drawn_and_chosen_tokens_keep_the_joint_distribution(
+def test_chains_of_sampled_and_deterministic_tokens_keep_the_joint_distribution(
     vocab: int, depth: int, seed: int, backend: str
 ) -> None:
     target, choosing = RationalModel(vocab, seed), RationalModel(vocab, seed + 90)
@@ -120,7 +120,7 @@ def test_chains_of_drawn_and_chosen_tokens_keep_the_joint_distribution(
         mixed = mixed_chains(draft, choosing, context, depth)
         found = [(chance, chain) for chance, chain, _ in mixed]
         drafted, dists = batch(found, context, target.after, draft.after, torch.float64)
-        marks = torch.tensor([mark for *_, drawn in mixed for mark in (False, *drawn)]).to(torch.int8)
+        marks = torch.tensor([mark for *_, sampled in mixed for mark in (False, *sampled)]).to(torch.int8)
         yield from by_thresholds(found, replace(drafted, proposal_kinds=marks), dists)
 
     exact = target_dist(target.after, 3)
@@ -135,22 +135,22 @@ def expected(outcomes: Iterable[tuple[Fraction, Text]]) -> Fraction:
     return sum((chance * (len(text) - 1) for chance, text in outcomes), Fraction(0))
 
 
-@pytest.mark.parametrize("chosen", [False, True], ids=["sampled", "chosen"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "deterministic"])
 @pytest.mark.parametrize(("vocab", "depth", "seed"), SHAPES)
-def test_thresholds_and_residuals_are_the_rational_ones(vocab: int, depth: int, seed: int, chosen: bool) -> None:
+def test_thresholds_and_residuals_are_the_rational_ones(vocab: int, depth: int, seed: int, deterministic: bool) -> None:
     """Against the oracle, outcome by outcome; and at least as much is accepted as by the rejection rule."""
     target = RationalModel(vocab, seed)
     drafting = RationalModel(vocab, seed + 50, like=target)
-    if chosen:
+    if deterministic:
         found = [(Fraction(1), chain) for chain in product(range(vocab), repeat=depth)]
     else:
         found = chains(drafting.after, (), depth)
     gained = Fraction(0)
     for chance, chain in found:
         p = [target.after(chain[:at]) for at in range(depth + 1)]
-        q = [point_mass(t, vocab) if chosen else drafting.after(chain[:at]) for at, t in enumerate(chain)]
+        q = [point_mass(t, vocab) if deterministic else drafting.after(chain[:at]) for at, t in enumerate(chain)]
         draft, dists = batch(
-            [(Fraction(1), chain)], (), target.after, None if chosen else drafting.after, torch.float64
+            [(Fraction(1), chain)], (), target.after, None if deterministic else drafting.after, torch.float64
         )
         want: dict[Text, Fraction] = {}
         got: dict[Text, float] = {}
@@ -162,11 +162,11 @@ def test_thresholds_and_residuals_are_the_rational_ones(vocab: int, depth: int, 
         for text in got:
             assert abs(got[text] - float(want.get(text, 0))) < 1e-12, (chain, text)
         gained += chance * (expected(block_rule(chain, p, q)) - expected(token_rule(chain, p, q)))
-    assert gained == 0 if chosen or depth == 1 else gained >= 0
+    assert gained == 0 if deterministic or depth == 1 else gained >= 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_last_coin_that_passes_counts_whatever_the_others_say(backend: str) -> None:
+def test_the_last_uniform_that_passes_counts(backend: str) -> None:
     """Every end of every chain: its uniform just below the threshold, later ones just above, earlier ones anything."""
     vocab, depth = 4, 3
     target, drafting = RationalModel(vocab, 4), RationalModel(vocab, 54)
@@ -179,12 +179,12 @@ def test_the_last_coin_that_passes_counts_whatever_the_others_say(backend: str) 
         for end in range(depth + 1):
             if all(h < 1 - 1e-4 for h in own[end + 1 :]) and own[end] > 1e-4:
                 early = [source.choice([1e-6, 1 - 1e-6]) for _ in range(max(end - 1, 0))]
-                coins = [0.5] * (end == 0) + ([0.5, *early, own[end] - 1e-5] if end else [])
-                cells.append((row, chain, end, [*coins, *(h + 1e-5 for h in own[end + 1 :])]))
+                node_uniforms = [0.5] * (end == 0) + ([0.5, *early, own[end] - 1e-5] if end else [])
+                cells.append((row, chain, end, [*node_uniforms, *(h + 1e-5 for h in own[end + 1 :])]))
     assert {end for _, _, end, _ in cells} == {0, 1, 2, 3} and len(cells) > 30
     many = [(Fraction(1), chain) for _, chain, *_ in cells]
     draft, dists = batch(many, (), target.after, drafting.after, torch.float64)
-    uniforms = torch.tensor([coin for *_, coins in cells for coin in coins], dtype=torch.float32)
+    uniforms = torch.tensor([uniform for *_, node_uniforms in cells for uniform in node_uniforms], dtype=torch.float32)
     with use_backend(backend):
         for seed in range(3):
             answer = get_rule("block")(
@@ -214,8 +214,8 @@ def test_temperature_zero_is_greedy(backend: str, draft_temperature: float) -> N
     best = target.tie_id.view(rows, depth + 1)[:, :-1]
     weights = proposed.probs().view(rows, depth, vocab)
     lucky = (torch.rand(rows, depth) < 0.7) & (weights.gather(2, best[..., None].long()).squeeze(2) > 0)
-    drawn = torch.multinomial(weights.flatten(0, 1), 1).view(rows, depth)
-    chain = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), torch.where(lucky, best.long(), drawn)], 1)
+    sampled = torch.multinomial(weights.flatten(0, 1), 1).view(rows, depth)
+    chain = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), torch.where(lucky, best.long(), sampled)], 1)
     names = torch.arange(rows * depth).view(rows, depth).tolist()
     with use_backend(backend):
         for draft in (
@@ -229,7 +229,7 @@ def test_temperature_zero_is_greedy(backend: str, draft_temperature: float) -> N
             assert torch.equal(got.path, want.path) and len(set(want.num_accepted.tolist())) > 2
 
 
-def test_trees_and_score_only_are_refused() -> None:
+def test_trees_and_score_only_are_rejected_with_a_reason() -> None:
     dists = dists_of([[Fraction(1, 2), Fraction(1, 2)]] * 3)
     tree = Draft.trees([0], [([0, 1, 1], [-1, 0, 0])])
     chain = replace(Draft.chains([0], [[0, 1, 1]]), score_only=torch.tensor([False, False, True]))

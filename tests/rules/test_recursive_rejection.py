@@ -39,7 +39,7 @@ def test_thresholds_and_residuals_are_the_rational_ones_and_emit_the_target_s_di
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", SMALL, ids=ids)
-def test_the_walk_goes_where_its_coins_send_it(case: Case, backend: str) -> None:
+def test_the_path_follows_the_uniforms(case: Case, backend: str) -> None:
     with use_backend(backend):
         check_walk(case, RULE, "ordered")
 
@@ -71,7 +71,7 @@ def one_node(p: list[float], nodes: list[tuple[int, int]], q: list[float]) -> tu
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_siblings_are_tested_against_the_distribution_they_were_really_drawn_from(backend: str) -> None:
+def test_siblings_are_tested_against_the_distribution_they_were_sampled_from(backend: str) -> None:
     """Numbers by hand: p = (1/2, 1/4, 1/4), q = (3/4, 1/8, 1/8), first child 0, second child 1."""
     p, q = [0.5, 0.25, 0.25], [0.75, 0.125, 0.125]
     with use_backend(backend):
@@ -83,16 +83,16 @@ def test_siblings_are_tested_against_the_distribution_they_were_really_drawn_fro
         threshold, _ = one_node([0.5, 0.1, 0.4], [(SAMPLED, 0), (WITHOUT_EARLIER, 1)], q)
         # r = (0, 0, 1) after the first: token 1 has nothing left
         assert threshold == pytest.approx([2 / 3, 0.0])
-        # hybrid: token 2 was drawn outside of {0}, whose distribution is (0, 1/2, 1/2); then the chosen 0
+        # hybrid: token 2 was sampled outside of {0}, whose distribution is (0, 1/2, 1/2); then the deterministic 0
         threshold, rest = one_node(p, [(WITHOUT_CHOSEN, 2), (DETERMINISTIC, 0)], q)
         assert threshold == pytest.approx([0.5, 1.0]) and rest == pytest.approx([1, 0, 0])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_tokens_that_were_not_drawn_from_their_distribution_change_nothing(backend: str) -> None:
+def test_tokens_that_were_not_sampled_from_their_distribution_change_nothing(backend: str) -> None:
     p, q = [0.5, 0.25, 0.25], [0.5, 0.5, 0.0]
     with use_backend(backend):
-        # a token that q cannot give, a repeat of an earlier sibling, a chosen sibling's token
+        # a token that q cannot give, a repeat of an earlier sibling, a deterministic sibling's token
         for nodes in ([(SAMPLED, 2)], [(WITHOUT_CHOSEN, 1), (DETERMINISTIC, 1)]):
             threshold, rest = one_node(p, nodes, q)
             assert threshold[0] == 0

@@ -64,7 +64,7 @@ def test_the_rational_oracle_itself_is_lossless(vocab: int, depth: int, seed: in
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize(("vocab", "depth", "seed"), SHAPES)
-def test_drawn_chains_keep_the_joint_distribution_over_several_steps(
+def test_sampled_chains_keep_the_joint_distribution_over_several_steps(
     vocab: int, depth: int, seed: int, dtype: torch.dtype
 ) -> None:
     target = RationalModel(vocab, seed)
@@ -82,7 +82,7 @@ def test_drawn_chains_keep_the_joint_distribution_over_several_steps(
 
 
 @pytest.mark.parametrize(("vocab", "depth", "seed"), SHAPES)
-def test_chosen_chains_keep_the_joint_distribution_over_several_steps(vocab: int, depth: int, seed: int) -> None:
+def test_deterministic_chains_keep_the_joint_distribution_over_several_steps(vocab: int, depth: int, seed: int) -> None:
     """One fixed chain per context, likely and impossible tokens alike."""
     target = RationalModel(vocab, seed)
 
@@ -96,29 +96,29 @@ def test_chosen_chains_keep_the_joint_distribution_over_several_steps(vocab: int
         assert abs(found.get(text, 0.0) - float(exact.get(text, 0))) < 1e-12, text
 
 
-@pytest.mark.parametrize("chosen", [False, True], ids=["sampled", "chosen"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "deterministic"])
 @pytest.mark.parametrize(("vocab", "depth", "seed"), SHAPES)
-def test_the_walk_goes_where_its_coins_send_it(
-    vocab: int, depth: int, seed: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
+def test_the_path_follows_the_uniforms(
+    vocab: int, depth: int, seed: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every cell of the rule: each stop of each chain, each token that Gumbel noise selects there, with uniforms beside
     the exact threshold.
     """
     target = RationalModel(vocab, seed)
     drafting = RationalModel(vocab, seed + 50, like=target)
-    if chosen:
+    if deterministic:
         found = [(Fraction(1), chain) for chain in product(range(vocab), repeat=depth)]
     else:
         found = chains(drafting.after, (), depth)
     cells: list[tuple[Text, list[float], int, Text]] = []  # chain, uniforms, token favoured by the noise, emitted
     for _, chain in found:
-        coins: list[float] = []
+        node_uniforms: list[float] = []
         for at in range(depth + 1):
             p = target.after(chain[:at])
             if at == depth:
                 weights, stops = list(p), True
             else:
-                q = point_mass(chain[at], vocab) if chosen else drafting.after(chain[:at])
+                q = point_mass(chain[at], vocab) if deterministic else drafting.after(chain[:at])
                 accept = min(Fraction(1), p[chain[at]] / q[chain[at]])
                 weights, stops = residual(p, q), accept < 1
             if stops:
@@ -126,14 +126,14 @@ def test_the_walk_goes_where_its_coins_send_it(
                 for favoured in range(vocab):
                     heaviest = favoured if weights[favoured] else weights.index(max(weights))
                     rest = [0.5] * (depth - at - len(below))
-                    cells.append((chain, [*coins, *below, *rest], favoured, (*chain[:at], heaviest)))
+                    cells.append((chain, [*node_uniforms, *below, *rest], favoured, (*chain[:at], heaviest)))
             if at < depth:
                 if accept == 0:
                     break
-                coins.append(float(accept) - 1e-5)
+                node_uniforms.append(float(accept) - 1e-5)
     rows = [(Fraction(1), chain) for chain, *_ in cells]
-    draft, dists = batch(rows, (), target.after, None if chosen else drafting.after, torch.float64)
-    uniforms = torch.tensor([coin for _, own, *_ in cells for coin in (0.5, *own)], dtype=torch.float32)
+    draft, dists = batch(rows, (), target.after, None if deterministic else drafting.after, torch.float64)
+    uniforms = torch.tensor([uniform for _, own, *_ in cells for uniform in (0.5, *own)], dtype=torch.float32)
     noise = torch.zeros(len(cells), vocab)
     for row, (_, _, favoured, _) in enumerate(cells):
         noise[row, favoured] = 22.0  # about the largest there is; more would make rounding residues win
@@ -145,16 +145,16 @@ def test_the_walk_goes_where_its_coins_send_it(
     )
     rng = Rng(torch.zeros(len(cells), dtype=torch.int64), torch.zeros(len(cells), dtype=torch.int32))
     answer = get_rule("rejection")(draft, tree_plan(draft.parents, draft.offsets), dists, rng, uniforms)
-    for row, (chain, coins, favoured, emitted) in enumerate(cells):
+    for row, (chain, node_uniforms, favoured, emitted) in enumerate(cells):
         count = int(answer.num_accepted[row])
         got = (*chain[:count], int(answer.next_token[row]))
         weights_differ = len(got) == len(emitted) and got[:-1] == emitted[:-1] and favoured != emitted[-1]
-        assert got == emitted or weights_differ, (chain, coins, favoured, got, emitted)
+        assert got == emitted or weights_differ, (chain, node_uniforms, favoured, got, emitted)
         if weights_differ:  # the favoured token has no weight: anything else that has some may win
             p = target.after(chain[:count])
             q = [Fraction(0)] * vocab
             if count < depth:
-                q = point_mass(chain[count], vocab) if chosen else drafting.after(chain[:count])
+                q = point_mass(chain[count], vocab) if deterministic else drafting.after(chain[:count])
             assert residual(p, q)[got[-1]] > 0
         start = row * (depth + 1)
         assert answer.path[row].tolist() == [start + at if at <= count else -1 for at in range(depth + 1)]
@@ -177,7 +177,7 @@ def test_thresholds_and_residuals_are_the_rational_ones() -> None:
                 )
 
 
-def test_coins_are_compared_strictly() -> None:
+def test_uniforms_are_compared_strictly() -> None:
     """A token that the target forbids is rejected even by a uniform of zero."""
     dists = dists_of([[Fraction(0), Fraction(1)], [Fraction(1, 2), Fraction(1, 2)]])
     draft = Draft.chains([0], [[0, 0]], dist_rows=[[0]], dists=dists_of([[Fraction(1, 2), Fraction(1, 2)]]))
@@ -187,7 +187,7 @@ def test_coins_are_compared_strictly() -> None:
         assert answer.num_accepted.tolist() == [0] and answer.next_token.tolist() == [1]
 
 
-def test_trees_are_refused() -> None:
+def test_trees_are_rejected_with_a_reason() -> None:
     draft = Draft.trees([0], [([0, 1, 1], [-1, 0, 0])])
     with pytest.raises(ValueError, match="got a tree; expected chains"):
         get_rule("rejection")(
@@ -198,7 +198,7 @@ def test_trees_are_refused() -> None:
         )
 
 
-def test_score_only_are_refused() -> None:
+def test_score_only_are_rejected_with_a_reason() -> None:
     """They would be taken for proposals."""
     dists = dists_of([[Fraction(1, 2), Fraction(1, 2)]] * 2)
     draft = replace(Draft.chains([0], [[0, 1]]), score_only=torch.tensor([False, True]))

@@ -38,7 +38,7 @@ def test_thresholds_and_residuals_are_the_rational_ones_and_emit_the_target_s_di
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", SMALL, ids=ids)
-def test_the_walk_goes_where_its_coins_send_it(case: Case, backend: str) -> None:
+def test_the_path_follows_the_uniforms(case: Case, backend: str) -> None:
     with use_backend(backend):
         check_walk(case, RULE, "post")
 
@@ -65,9 +65,9 @@ def test_it_accepts_at_least_as_much_as_rule_tree(case: Case) -> None:
 
 
 def test_hybrid_nodes_accept_what_theory_says() -> None:
-    """One node, token 0 chosen and one drawn outside of it: p(0) + sum of min(p, q') over the others, drawn one first.
+    """A hybrid node accepts p(0) + sum min(p, q') if the sampled token comes before the deterministic token 0.
 
-    Hu et al. (2025): that is the optimum of this way of drafting, and the other order falls short of it.
+    This is optimal for hybrid drafts (Hu et al. 2025). The other order accepts less.
     """
     gaps = []
     for seed in range(30):
@@ -86,9 +86,9 @@ def test_hybrid_nodes_accept_what_theory_says() -> None:
 
 def test_a_drafter_may_mix_everything_and_beats_nothing_but_the_distribution() -> None:
     """The order of siblings changes how much is accepted, never the distribution."""
-    drawn_first = Case(4, (0, 0, 0), (WITHOUT_CHOSEN, DETERMINISTIC, DETERMINISTIC), 3)
-    drawn_last = Case(4, (0, 0, 0), (DETERMINISTIC, DETERMINISTIC, WITHOUT_CHOSEN), 3)
-    for case in (drawn_first, drawn_last, Case(4, (0, 0, 0), (WITHOUT_EARLIER, DETERMINISTIC, WITHOUT_EARLIER), 3)):
+    sampled_first = Case(4, (0, 0, 0), (WITHOUT_CHOSEN, DETERMINISTIC, DETERMINISTIC), 3)
+    sampled_last = Case(4, (0, 0, 0), (DETERMINISTIC, DETERMINISTIC, WITHOUT_CHOSEN), 3)
+    for case in (sampled_first, sampled_last, Case(4, (0, 0, 0), (WITHOUT_EARLIER, DETERMINISTIC, WITHOUT_EARLIER), 3)):
         check_oracle(case, traversal)
         check_dist(case, RULE, "post")
 
