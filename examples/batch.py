@@ -1,7 +1,7 @@
 """A ragged batch: requests with parameters of their own join and leave while others run; one is cancelled.
 
-Nothing is padded and nobody waits for a neighbour: a row that ends makes room for the next in the queue. The
-text of a request does not depend on who else is in the batch.
+Nothing is padded, and no request waits for another: a finished row makes room for the next request in the queue. The
+text of a request does not depend on the other requests of the batch.
 """
 
 from __future__ import annotations

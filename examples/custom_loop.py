@@ -101,7 +101,7 @@ def main() -> None:
 def check_with_operators(
     draft: Draft, plan: TreePlan, dists: TokenDistributions, rng: Rng, acceptance: Acceptance
 ) -> None:
-    """What the rule did: the target's own choice at every node, and how far the tree has it."""
+    """Repeats the rule with operators: the target's choice at every node, and the path of the tree that matches it."""
     seeds = rng.seeds[draft.row_of]
     positions = rng.positions[draft.row_of] + plan.depth + 1
     choice = replay_sample(dists.logits, dists.inv_t, dists.cut, dists.tie_id, seeds, positions)

@@ -31,7 +31,7 @@ def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
-# What the stack owns: a paged cache (any strides), a page table, and how much of every request is committed.
+# The stack owns a paged cache (any strides), a page table, and how much of every request is committed.
 keys, values = (torch.randn(32, PAGE, KV_HEADS, WIDTH, device=device) for _ in range(2))
 page_table = ints(*range(1, 17)).view(2, 8)
 lengths = ints(40, 21)
@@ -54,17 +54,17 @@ hidden = tree_attention(
 )  # fmt: skip
 logits = hidden.flatten(1) @ project * 0.1
 
-# Verification under the requests' seeds: what the target says at every node, and the path that says the same.
+# Verification under the requests' seeds: the target's choice at every node, and the path that matches it.
 rows = torch.full((11,), 0.8, device=device), ints(*[50] * 11), torch.full((11,), 0.95, device=device)
 inv_t, lse, cut, tie_id = distribution_stats(logits, *rows, torch.zeros(11, device=device))
 seeds = torch.tensor([1234, 99], device=device)[plan.row.long()]
 choice = replay_sample(logits, inv_t, cut, tie_id, seeds, (positions + 1).int())
-tokens[1], tokens[8] = choice[0], choice[7]  # (a drafter that guessed right once in each tree)
+tokens[1], tokens[8] = choice[0], choice[7]  # one correct draft token in each tree
 path, accepted, following = exact_match_verify(
     tokens, offsets, plan.first_child, plan.next_sibling, choice, max_depth=6
 )  # fmt: skip
 
-# Commit: accepted nodes slide to the front in all layers in one launch, lengths grow, everything else is forgotten.
+# Commit: accepted nodes slide to the front in all layers in one launch, and lengths grow. Other nodes are dropped.
 kv_commit(cache, table, committed, path, offsets, accepted, ints(0, 1), lengths)
 
 print(explain("tree_attention", query, keys, values, table, committed, offsets, scale=1.0))

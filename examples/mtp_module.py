@@ -1,4 +1,4 @@
-"""Give a target without one a module of multi-token prediction: train it for some seconds, draft chains with it.
+"""Train a multi-token prediction module for a target without one, and draft chains with it.
 
 Needs the extra `train`.
 """

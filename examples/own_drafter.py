@@ -1,4 +1,4 @@
-"""A drafter of one's own: what followed the newest token before may follow it again."""
+"""A custom drafter: tokens that followed the newest token before may follow it again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPT = "1 The sons of Judah; Er, and Onan, and Shelah.\n2 The sons of Levi; Ge
 
 
 class EchoDrafter:
-    """Drafts what stood behind the newest token the last time that it occurred."""
+    """Drafts the tokens behind the last earlier occurrence of the newest token."""
 
     name = "echo"
     needs = Needs(topology="chain", host_tokens=True)

@@ -73,13 +73,13 @@ def parts(packed: dict[str, bytes]) -> dict[str, str]:
         (("steps", "--fast"), "got option '--fast'; expected --rehearse or none"),
     ],
 )
-def test_words_that_mean_nothing_are_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
+def test_unknown_arguments_are_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
     asked = session(*words)
     printed, wrong = asked.communicate(timeout=30)
     assert (asked.returncode, printed, wrong) == (64, "", f"gpu_session: {said}\n")
 
 
-def test_a_machine_without_a_driver_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_machine_without_a_driver_is_reported_in_one_line(tmp_path: Path) -> None:
     asked = session("kernels", tmp_path / "out", CUDA_VISIBLE_DEVICES="")
     printed, _ = asked.communicate(timeout=60)
     packed = results(tmp_path / "out")
@@ -90,7 +90,7 @@ def test_a_machine_without_a_driver_is_told_in_one_line(tmp_path: Path) -> None:
     assert json.loads(packed["machine.json"])["device"] is None
 
 
-def test_what_is_not_as_expected_is_told_in_one_line_each() -> None:
+def test_each_unexpected_fact_is_reported_in_one_line() -> None:
     usual = {"device": "a GPU", "triton": "3.6.0", "shared_memory_per_block": 232_448}
     assert machine.remarks(usual) == []
     (line,) = machine.remarks(usual | {"triton": "3.5.0"})
@@ -164,7 +164,7 @@ def test_a_session_counts_the_parts_that_fail(command: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_rehearsal_runs_every_part_on_a_stand_in(command: str, tmp_path: Path) -> None:
+def test_a_rehearsal_runs_every_part_on_a_simulated_gpu(command: str, tmp_path: Path) -> None:
     from specdec_kernels import simulated_gpu
 
     if reason := simulated_gpu.unavailable_reason():
