@@ -73,6 +73,9 @@ class ParallelHeadsTrainee(nn.Module):
         Returns:
             The scalar loss, and measurements by name: `head_1`, ... is the share of positions where the head's best
             token is the text's; `tokens_per_step` is the yield of a chain of these tokens on this text.
+
+        Raises:
+            ValueError: If the blocks are too short for the number of heads.
         """
         tokens, counts = split_loss_mask(tokens)
         logits, hidden = self.logits(tokens)
