@@ -266,7 +266,7 @@ def _measure(run: Lab, engine: Engine, params: SamplingParams, work: _Work, ledg
         try:
             run.run_draws(engine, items, params, work.draws, work.pick)
         except ValueError as error:  # the results so far are still reported
-            run.undrawn = str(error)
+            run.why_no_draws = str(error)
         else:
             run.run_acceptances()
             if ledger is not None:

@@ -94,7 +94,7 @@ class Lab:
         bars: Number of bars in all charts; `bars_outside` of them are outside of their 99.9% bands.
         judged: All statistical tests.
         planted: Tests of mutants planted into the engine.
-        undrawn: Why nothing was drawn; empty if draws were made.
+        why_no_draws: Why nothing was drawn; empty if draws were made.
         figures: Charts of the report; `proof` has the six figures of the proof.
     """
 
@@ -116,7 +116,7 @@ class Lab:
     acceptances: list[Acceptances] = field(default_factory=list)
     mutants: list[Killed] = field(default_factory=list)
     planted: list[Planted] = field(default_factory=list)
-    undrawn: str = ""
+    why_no_draws: str = ""
     ledger: Ledger | None = None
     figures: list[Figure] = field(default_factory=list)
     proof: list[Figure] = field(default_factory=list)
@@ -340,7 +340,7 @@ class Lab:
             for each in self.drawings
             if not each.place.holds
         ]
-        lines += [self.undrawn] if self.undrawn else []
+        lines += [self.why_no_draws] if self.why_no_draws else []
         for each in self.judged:
             if each.rejected:
                 lines.append(f"distribution rejected: {each.place}, {each.test.name}: p = {each.test.p_value:.3g}")

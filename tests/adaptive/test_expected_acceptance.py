@@ -49,7 +49,7 @@ def test_the_mean_over_all_drafts_is_that_of_all_cells(name: str, proposal: str,
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_drawn_tokens_stand_for_coupled_ones_of_replay(depth: int) -> None:
+def test_sampled_tokens_stand_for_coupled_ones_of_replay(depth: int) -> None:
     draft, dists, chances = drafts("sampled", CHAINS[depth - 1], "full")
     mean = float(expected_accepted(get_rule("replay"), draft, dists) @ chances)
     assert mean == pytest.approx(float(coupled_accepted(TARGET.after, Q.after, (), depth)), abs=1e-12)

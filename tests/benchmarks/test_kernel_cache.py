@@ -78,7 +78,7 @@ def test_a_cache_of_other_versions_is_not_loaded(name: str, value: str, cache: P
     assert reason == f"{file} is for {name} {getattr(VERSIONS, name)!r}, here is {value!r}"
 
 
-def test_a_cache_of_other_sources_is_loaded_and_told(cache: Path, tmp_path: Path) -> None:
+def test_a_cache_of_other_sources_is_loaded_and_reported(cache: Path, tmp_path: Path) -> None:
     """Triton finds kernels by their sources, so that those which changed are compiled and the others are not."""
     file = tmp_path / "packed.tar.xz"
     packed(cache, file)
@@ -86,7 +86,7 @@ def test_a_cache_of_other_sources_is_loaded_and_told(cache: Path, tmp_path: Path
     assert count == 1 and str(reason).endswith("was made from other kernel sources (0123, here 4567)")
 
 
-def test_a_file_that_is_no_cache_is_told_in_one_line(cache: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_cache_is_reported_in_one_line(cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "packed.tar.xz"
     assert kernel_cache.load(file, cache, VERSIONS) == (0, f"there is no {file}; `make gpu-cache` makes it")
     packed(cache, file)
@@ -112,7 +112,7 @@ def test_a_file_that_would_be_too_large_is_not_written(
 
 
 @pytest.mark.parametrize(("version", "tested"), [("3.5.1", False), ("3.6.0", True), ("3.9.0", True), ("3.10.0", False)])
-def test_a_triton_outside_of_the_tested_range_is_told(version: str, tested: bool) -> None:
+def test_a_triton_outside_of_the_tested_range_is_reported(version: str, tested: bool) -> None:
     words = kernel_cache.untested(version)
     assert (words is None) is tested
     assert tested or str(words).startswith(f"Triton {version} is outside of the tested range 3.6 to 3.9")
@@ -138,7 +138,7 @@ def test_jobs_name_what_a_session_launches() -> None:
     assert {job.given[2] for job in cache_jobs.step_jobs()} == {1, 8, 64}
 
 
-def test_a_job_that_fails_is_told_and_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_fails_is_reported_and_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(job: cache_jobs.Job) -> None:
         raise RuntimeError("out of luck\nand more")
 

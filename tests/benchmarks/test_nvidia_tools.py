@@ -95,7 +95,7 @@ def test_counters_of_ncu_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert row["kernels"] == [] and "ERR_NVGPUCTRPERM" in row["reason"]
 
 
-def test_a_tool_that_is_missing_is_told_in_one_line(
+def test_a_tool_that_is_missing_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

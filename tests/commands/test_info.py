@@ -33,7 +33,7 @@ def test_text(run: Any) -> None:
         assert op in result.stdout
 
 
-def test_a_reason_is_told_once(run: Any) -> None:
+def test_a_reason_is_printed_once(run: Any) -> None:
     """Not once per operator."""
     shown = " ".join(run("info").stdout.split())
     ops = json.loads(run("info", "--json").stdout)["ops"]

@@ -16,7 +16,7 @@ import torch
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.chi_square import p_value
 from oracles.distributions import dist, joint
-from oracles.sampled_chain import ChosenChain, DrawnChain
+from oracles.sampled_chain import DeterministicChain, SampledChain
 
 from specdec_fast import Engine, SamplingParams, get_drafter
 
@@ -45,11 +45,11 @@ def drafter(kind: str, vocab: int, count: int) -> Any:
         return get_drafter("draft_model")(small, num_draft_tokens=count, pick="sampled", entropy_stop=stop)
     if kind == "sampled":
         table = draft_logits(vocab, 0.2)
-        return DrawnChain(lambda text: table[reader.state_after(text)], count)
+        return SampledChain(lambda text: table[reader.state_after(text)], count)
     if kind == "deterministic":
-        return ChosenChain(lambda text: (3 * len(text) + text[-1]) % vocab, count)
+        return DeterministicChain(lambda text: (3 * len(text) + text[-1]) % vocab, count)
     assert kind == "likeliest"
-    return ChosenChain(lambda text: int(reader.logits_after(text).argmax()), count)
+    return DeterministicChain(lambda text: int(reader.logits_after(text).argmax()), count)
 
 
 def counts(engine: Engine, params: dict[str, Any], requests: int, count: int) -> Counter[tuple[int, ...]]:

@@ -18,7 +18,7 @@ from oracles.distributions import joint
 from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.plain_decoding import recompute
 from oracles.processed_decoding import processed_decode, processed_dist
-from oracles.sampled_chain import DrawnChain
+from oracles.sampled_chain import SampledChain
 from oracles.toy_grammar import ToyMatcher, counting
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
@@ -237,7 +237,7 @@ def test_rejection_keeps_the_joint_distribution_under_processors(kind: str, chan
     if kind == "model":
         made: Any = get_drafter("draft_model")(AutomatonTarget(table, **shape), num_draft_tokens=3, pick="sampled")
     else:
-        made = DrawnChain(lambda text: table[target.state_after(text)], 3)
+        made = SampledChain(lambda text: table[target.state_after(text)], 3)
     engine = Engine(target, made, rule="rejection")
     base = SamplingParams(max_new_tokens=length + 3, **changes)
     handles = [

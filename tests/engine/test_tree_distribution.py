@@ -13,7 +13,7 @@ from oracles.automaton import AutomatonTarget, random_logits
 from oracles.chi_square import p_value
 from oracles.distributions import dist, joint
 from oracles.processed_decoding import processed_dist
-from oracles.sampled_tree import DrawnTree
+from oracles.sampled_tree import SampledTree
 
 from specdec_fast import Engine, SamplingParams
 from specdec_fast.core.draft import ProposalKind
@@ -43,10 +43,10 @@ def target() -> AutomatonTarget:
     return AutomatonTarget(random_logits(STATES, VOCAB, seed=VOCAB), max_rows=500, max_length=16, page_size=4)
 
 
-def drafter(shape: str) -> DrawnTree:
+def drafter(shape: str) -> SampledTree:
     reader = target()
     table = 0.3 * random_logits(STATES, VOCAB, seed=VOCAB) + 0.7 * random_logits(STATES, VOCAB, seed=77)
-    return DrawnTree(lambda text: table[reader.state_after(text)], SHAPES[shape])
+    return SampledTree(lambda text: table[reader.state_after(text)], SHAPES[shape])
 
 
 @pytest.mark.parametrize(("rule", "shape", "params"), CASES, ids=lambda value: str(value))
@@ -79,7 +79,7 @@ def test_greedy_texts_are_the_target_s(rule: str) -> None:
     assert Engine(target(), drafter("mixed"), rule=rule).generate([PROMPT], params)[0].tokens == want
 
 
-class Dropping(DrawnTree):
+class Dropping(SampledTree):
     """Samples, and then drops drafts with low probabilities."""
 
     def kept(self, weights: torch.Tensor) -> torch.Tensor:

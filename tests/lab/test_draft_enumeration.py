@@ -33,7 +33,7 @@ def test_the_chances_add_up_to_one(proposal: str, policy: str) -> None:
                     assert len(tree.tokens) == len(shape)
 
 
-def test_drawn_siblings_are_independent() -> None:
+def test_sampled_siblings_are_independent() -> None:
     q, other = models()
     dist = q.after(())
     found: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
@@ -52,7 +52,7 @@ def test_siblings_without_replacement_differ_and_have_conditional_distributions(
             assert tree.proposal_kinds[1:] == [ProposalKind.SAMPLED_WITHOUT_EARLIER] * 2
 
 
-def test_the_hybrid_node_tests_the_drawn_token_first() -> None:
+def test_the_hybrid_node_tests_the_sampled_token_first() -> None:
     q, other = models(4, 3)
     dist = q.after(())
     best = max(range(4), key=lambda token: (dist[token], -token))

@@ -71,7 +71,7 @@ def test_ways_to_pick_are_those_of_the_rule() -> None:
     assert layout_for(get_rule("replay"), 32_000, "iid").parents == (-1, 0, 0)
 
 
-def test_chosen_tokens_are_the_likeliest_and_carry_no_distribution() -> None:
+def test_deterministic_tokens_are_the_likeliest_and_carry_no_distribution() -> None:
     here = random_place(12, 2)
     simulator = Simulator(get_rule("recursive_rejection"), here.p, here.q, Layout(TREE, "deterministic"))
     draft = simulator.draft(torch.arange(3), torch.zeros(3, dtype=torch.int32))
@@ -81,13 +81,13 @@ def test_chosen_tokens_are_the_likeliest_and_carry_no_distribution() -> None:
     assert draft.dists is None and not draft.proposal_kinds.any() and (draft.dist_index == -1).all()
 
 
-def test_chosen_tokens_that_pass_for_drawn_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_tokens_that_pass_for_sampled_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """An arg-max draft with the softmax as its distribution."""
     fill = Simulator._fill
 
-    def marked(self, tokens, drawn, group, seeds, positions):
-        fill(self, tokens, drawn, group, seeds, positions)
-        drawn[group] = 1
+    def marked(self, tokens, proposal_kinds, group, seeds, positions):
+        fill(self, tokens, proposal_kinds, group, seeds, positions)
+        proposal_kinds[group] = 1
 
     monkeypatch.setattr(Simulator, "_fill", marked)
     drawing = Drawing(random_place(60, 0), get_rule("rejection"), seed=3, pick="deterministic")
@@ -104,7 +104,7 @@ def from_p(found, draft, dists, rng):
 
 SPOILT = {
     "redraw from p": ({"acceptance": from_p}, "recovered tokens"),
-    "another position's coins": (
+    "another position's uniforms": (
         {"rng": lambda rng: Rng(rng.seeds, rng.positions * 0)},
         "joint distribution of 3 tokens",
     ),
@@ -157,7 +157,7 @@ def test_everything_is_made_on_the_device_of_the_distributions(name: str) -> Non
 
 @pytest.mark.parametrize("vocab", [60, 3000])
 def test_known_masses_change_no_draft(vocab: int) -> None:
-    """Those of q bound what its chosen tokens leave; a block that was all but theirs among them."""
+    """Those of q bound what its deterministic tokens leave; a block that was all but theirs among them."""
     here = random_place(vocab, 2)
     here.q.logits[0, 7] += 12.0
     q = dists_of_logits(here.q.logits)

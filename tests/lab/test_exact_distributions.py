@@ -67,7 +67,7 @@ def test_compiled_rules_have_the_same_exact_distribution(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if get_rule(name).uses_q])
-def test_dropping_drawn_tokens_is_seen(name: str) -> None:
+def test_dropping_sampled_tokens_is_seen(name: str) -> None:
     """An anticipating policy breaks every rule that uses q: the reason why a drafter must verify all that it draws."""
     assert enumerate_case(Case(name, "sampled", (DEEP,), "drop")).error > 0.01
 

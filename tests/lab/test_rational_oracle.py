@@ -89,7 +89,7 @@ def test_coupled_choices_are_those_of_gumbel_noise() -> None:
         assert np.allclose(seen, [float(each) for each in exact], atol=5 / np.sqrt((draft == token).sum()) / 2)
 
 
-def test_the_transport_bound_of_one_drawn_token_is_the_overlap() -> None:
+def test_the_transport_bound_of_one_sampled_token_is_the_overlap() -> None:
     for seed in range(8):
         p, q = RationalModel(4, seed).after(()), RationalModel(4, seed + 50).after(())
         sets = {frozenset([token]): weight for token, weight in enumerate(q) if weight}

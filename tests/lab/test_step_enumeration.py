@@ -65,7 +65,7 @@ def test_the_cells_of_a_draft_are_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("policy", ["full", "stop after", "drop"])
-def test_coupled_drafts_are_accepted_more_often_than_drawn_ones(policy: str) -> None:
+def test_coupled_drafts_are_accepted_more_often_than_sampled_ones(policy: str) -> None:
     """By the noise that they share; the emitted distribution is the same."""
     found = {}
     for proposal, noise in (("sampled", None), (COUPLED, TARGET)):

@@ -15,8 +15,8 @@ import torch
 from oracles.small_checks import (
     Noticed,
     chains_hold,
-    chosen_dist_holds,
     coupled_drafts_hold,
+    deterministic_dist_holds,
     dist_holds,
     forbidden_tokens_hold,
     trees_hold,
@@ -303,7 +303,7 @@ CHECKS: list[tuple[Callable[[], None], list[Callable[[Patch], None]]]] = [
             drop_unlikely_sampled_tokens,
         ],
     ),
-    (chosen_dist_holds, [deterministic_taken_for_sampled]),
+    (deterministic_dist_holds, [deterministic_taken_for_sampled]),
     (forbidden_tokens_hold, [uniform_may_equal_the_threshold]),
     (
         trees_hold,

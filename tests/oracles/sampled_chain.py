@@ -13,10 +13,10 @@ from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, T
 from specdec_kernels import draft_sample
 
 
-class DrawnChain:
+class SampledChain:
     """Samples each token from logits_after(prefix), one level at a time and without a cache."""
 
-    name = "drawn_chain"
+    name = "sampled_chain"
     needs = Needs(topology="chain", dists=True)
 
     def __init__(self, logits_after: Callable[[Sequence[int]], Tensor], num_draft_tokens: int) -> None:
@@ -51,10 +51,10 @@ class DrawnChain:
         return Draft.chains(rows, chains, dist_rows=dist_rows, dists=dists)
 
 
-class ChosenChain(DrawnChain):
+class DeterministicChain(SampledChain):
     """Computes each token by a function of the prefix."""
 
-    name = "chosen_chain"
+    name = "deterministic_chain"
     needs = Needs(topology="chain")
 
     def __init__(self, choice_after: Callable[[Sequence[int]], int], num_draft_tokens: int) -> None:

@@ -13,7 +13,7 @@ from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, T
 from specdec_kernels.random import DRAFT, sample_from_weights
 
 
-class DrawnTree:
+class SampledTree:
     """Proposes trees of one shape. Rows with a smaller budget get no draft.
 
     Deterministic tokens are the likeliest of the draft, in order.
@@ -23,7 +23,7 @@ class DrawnTree:
         shape: (parent, proposal kind) of nodes 1, 2, ...
     """
 
-    name = "drawn_tree"
+    name = "sampled_tree"
 
     def __init__(
         self, logits_after: Callable[[Sequence[int]], Tensor], shape: Sequence[tuple[int, ProposalKind]]

@@ -53,7 +53,7 @@ def dist_holds() -> None:
     assert chance > 1e-3
 
 
-def chosen_dist_holds() -> None:
+def deterministic_dist_holds() -> None:
     """Checks the same with deterministic tokens."""
     engine = Engine(target(500), NoisyChain([[*PROMPT, 2, 2, 2, 2, 2, 2]], 1.0, VOCAB, 3), rule="rejection")
     handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=7)) for seed in range(2500)]

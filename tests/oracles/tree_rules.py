@@ -167,12 +167,12 @@ def drafted(
     shape: Sequence[Node],
     p_after: Callable[[Text], Distribution],
     q_after: Sequence[Callable[[Text], Distribution]],
-    chosen_after: Callable[[Text, int], int],
+    deterministic_after: Callable[[Text, int], int],
 ) -> Iterator[tuple[Fraction, DraftedTree]]:
     """Yields every tree that a drafter with this shape may propose, with its probability.
 
-    chosen_after(text, node) is the token of a deterministic or score-only node. If the exclusions of a node leave no
-    token, it is sampled from the whole distribution and gets that kind.
+    deterministic_after(text, node) is the token of a deterministic or score-only node. If the exclusions of a node
+    leave no token, it is sampled from the whole distribution and gets that kind.
     """
 
     def fill(tree: DraftedTree, at: int, chance: Fraction) -> Iterator[tuple[Fraction, DraftedTree]]:
@@ -184,7 +184,7 @@ def drafted(
             fixed = nodes[other].mark == DETERMINISTIC or nodes[other].score_only_node
             known = nodes[other].parent < at
             if fixed and known and nodes[other].token < 0:
-                nodes[other] = replace(nodes[other], token=chosen_after(tree.text(nodes[other].parent), other))
+                nodes[other] = replace(nodes[other], token=deterministic_after(tree.text(nodes[other].parent), other))
         tree = replace(tree, nodes=tuple(nodes))
         if nodes[at].token >= 0:
             yield from fill(tree, at + 1, chance)

@@ -19,9 +19,7 @@ try:
 except ImportError:
     compiled = None  # type: ignore[assignment]
 MODULES = [
-    pytest.param(
-        compiled, id="compiled", marks=pytest.mark.skipif(compiled is None, reason="no suffix extension")
-    ),
+    pytest.param(compiled, id="compiled", marks=pytest.mark.skipif(compiled is None, reason="no suffix extension")),
     pytest.param(suffix_index_python, id="python"),
 ]
 both = pytest.mark.parametrize("module", MODULES)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.noisy_oracle import NoisyChain, NoisyTree
-from oracles.sampled_chain import DrawnChain
+from oracles.sampled_chain import SampledChain
 from oracles.tree_cases import CASES, Case, accepted, check_cells, ids
 from oracles.tree_rules import DETERMINISTIC, ordered, traversal
 
@@ -88,12 +88,12 @@ def _plain(rows: int) -> tuple[torch.Tensor, ...]:
     return torch.ones(rows), torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows)
 
 
-def test_an_engine_runs_the_chosen_rule() -> None:
+def test_an_engine_runs_the_selected_rule() -> None:
     target = AutomatonTarget(random_logits(11, 6))
     assert Engine(target, rule="best").rule.name == "replay"
     engine = Engine(target, NoisyTree([], 0.8, 6), rule="best")
     assert engine.rule.name == "replay" and "seed alone" in engine.why_rule
-    sampled = DrawnChain(lambda tokens: torch.from_numpy(target.logits_after(tokens)), 3)
+    sampled = SampledChain(lambda tokens: torch.from_numpy(target.logits_after(tokens)), 3)
     engine = Engine(target, sampled, rule="best")
     assert engine.rule.name == "block" and "samples chains" in engine.why_rule
     assert len(engine.generate([[1, 2]], SamplingParams(seed=3, max_new_tokens=9))[0].tokens) == 9
@@ -102,7 +102,7 @@ def test_an_engine_runs_the_chosen_rule() -> None:
 
 def test_an_engine_that_knows_its_temperature_says_what_follows_from_it() -> None:
     target = AutomatonTarget(random_logits(11, 6))
-    sampled = DrawnChain(lambda tokens: torch.from_numpy(target.logits_after(tokens)), 3)
+    sampled = SampledChain(lambda tokens: torch.from_numpy(target.logits_after(tokens)), 3)
     engine = Engine(target, sampled, rule="best", temperature=0.0)
     assert engine.explain().startswith("rule greedy: at temperature 0 every rule keeps exactly the target's arg-max")
     with pytest.raises(ValueError, match=r"rule greedy: got temperature 1\.0"):
@@ -143,7 +143,7 @@ CHOSEN_ONLY = [case for case in CASES if set(case.marks) == {DETERMINISTIC}]
 def test_where_nothing_is_sampled_all_rules_accept_the_same(case: Case) -> None:
     """Expected accepted tokens: the chance that the target itself draws each path, as replay's choices do."""
     ((_, tree),) = case.trees()
-    paths = {tree.text(node) for node in range(1, len(tree.nodes)) if not _below_a_scout(case, node)}
+    paths = {tree.text(node) for node in range(1, len(tree.nodes)) if not _below_score_only(case, node)}
     own = Fraction(0)
     for text in paths:
         chance = Fraction(1)
@@ -153,8 +153,8 @@ def test_where_nothing_is_sampled_all_rules_accept_the_same(case: Case) -> None:
     assert accepted(case, ordered) == accepted(case, traversal) == own
 
 
-def _below_a_scout(case: Case, node: int) -> bool:
-    return node > 0 and (node in case.score_only or _below_a_scout(case, case.parents[node - 1]))
+def _below_score_only(case: Case, node: int) -> bool:
+    return node > 0 and (node in case.score_only or _below_score_only(case, case.parents[node - 1]))
 
 
 def test_called_without_a_choice_it_takes_every_draft() -> None:

@@ -11,7 +11,7 @@ import torch
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.processed_decoding import processed_dist
-from oracles.sampled_chain import DrawnChain
+from oracles.sampled_chain import SampledChain
 
 from specdec_fast import Engine, SamplingParams
 from specdec_fast.core.distributions import TokenDistributions
@@ -41,7 +41,7 @@ def test_every_emitted_token_has_the_target_s_probability(kind: str, temperature
         "plain": None,
         "chain": NoisyChain(texts, 0.8, VOCAB, 5),
         "tree": NoisyTree(texts, 0.8, VOCAB, 9),
-        "token": DrawnChain(lambda text: torch.from_numpy(model.logits_after(text)).float(), 3),
+        "token": SampledChain(lambda text: torch.from_numpy(model.logits_after(text)).float(), 3),
     }[kind]
     engine = Engine(model, drafter, rule="rejection" if kind == "rejection" else "best")
     handles = engine.generate(prompts, wanted)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from oracles.automaton import AutomatonTarget, random_logits
-from oracles.sampled_chain import ChosenChain, DrawnChain
-from oracles.sampled_tree import DrawnTree
+from oracles.sampled_chain import DeterministicChain, SampledChain
+from oracles.sampled_tree import SampledTree
 
 from specdec_fast import Engine, SamplingParams
 from specdec_fast.core.draft import ProposalKind
@@ -22,10 +22,10 @@ def target(sharpness: float) -> AutomatonTarget:
     return AutomatonTarget(sharpness * random_logits(7, 4, seed=4), max_rows=8, max_length=64, page_size=4)
 
 
-def sampled_drafter(sharpness: float, draft: float) -> DrawnChain:
+def sampled_drafter(sharpness: float, draft: float) -> SampledChain:
     reader = target(sharpness)
     table = torch.as_tensor(draft * random_logits(7, 4, seed=4))
-    return DrawnChain(lambda text: table[reader.state_after(text)], 3)
+    return SampledChain(lambda text: table[reader.state_after(text)], 3)
 
 
 SHARP = [(6.0, 1.0, "replay"), (1.0, 6.0, "block"), (0.5, 0.8, "block")]
@@ -43,14 +43,14 @@ def test_the_rule_with_the_larger_expectation_is_picked(
     assert choice.rule.name == rule and choice.prefers == ("greedy" if rule == "replay" else "sampled")
     assert rule_for("best", drafter.needs, 1.0)[0].name == "block", "what holds for every draft says nothing about it"
 
-    def accepted(drafter: DrawnChain, name: str) -> float:
+    def accepted(drafter: SampledChain, name: str) -> float:
         engine = Engine(target(sharpness), drafter, rule=name)
         engine.generate([[1, 2]] * 60, [SamplingParams(seed=seed, max_new_tokens=24) for seed in range(60)])
         return engine.stats.tau - 1
 
     table = torch.as_tensor(draft * random_logits(7, 4, seed=4))
     reader = target(sharpness)
-    likeliest = ChosenChain(lambda text: int(table[reader.state_after(text)].argmax()), 3)
+    likeliest = DeterministicChain(lambda text: int(table[reader.state_after(text)].argmax()), 3)
     measured = {"block": accepted(drafter, "block"), "replay": accepted(likeliest, "replay")}
     assert max(measured, key=lambda name: measured[name]) == rule
     assert estimates["block"] == pytest.approx(measured["block"], abs=0.3)
@@ -58,7 +58,7 @@ def test_the_rule_with_the_larger_expectation_is_picked(
 
 def test_trees_are_estimated_by_their_rules() -> None:
     shape = [(0, ProposalKind.SAMPLED), (0, ProposalKind.SAMPLED_WITHOUT_EARLIER), (1, ProposalKind.SAMPLED)]
-    drafter = DrawnTree(sampled_drafter(1.0, 0.3).logits_after, shape)
+    drafter = SampledTree(sampled_drafter(1.0, 0.3).logits_after, shape)
     estimates = sample_ways(target(1.0), drafter, REQUESTS)
     assert (
         set(estimates) == {"traversal", "recursive_rejection", LIKELIEST}
@@ -69,7 +69,7 @@ def test_trees_are_estimated_by_their_rules() -> None:
 def test_a_sample_shares_no_uniform_with_requests_and_leaves_no_row_behind() -> None:
     seen: list[tuple[int, ...]] = []
 
-    class Watched(DrawnChain):
+    class Watched(SampledChain):
         def propose(self, view, rows, budget, rng):  # type: ignore[no-untyped-def]
             seen.append(tuple(rng.seeds.tolist()))
             return super().propose(view, rows, budget, rng)
