@@ -33,12 +33,12 @@ from typing import Any
 import torch
 
 from benchmarks.drafter_overhead import DraftClock
-from benchmarks.drafter_rows import FORCED, as_markdown, merged
+from benchmarks.drafter_table import FORCED, as_markdown, merged
 from benchmarks.end_to_end import Setting, Sides, distinct_4, workload
 from benchmarks.harness.interleave import environment, interleave
+from benchmarks.harness.progress_line import Progress
 from benchmarks.harness.result_files import write_whole
-from benchmarks.harness.row_selection import RESULTS, named, where
-from benchmarks.progress import Progress
+from benchmarks.harness.select_rows import RESULTS, named, where
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import ASSETS, load_model, load_tokenizer
 from specdec_fast.rules import DEFAULT
@@ -197,7 +197,7 @@ def datastore(folder: Path, tokenizer: Any) -> Path:
 @cache
 def tuned_shape(temperature: float, nodes: int = 8) -> tuple[int, ...]:
     """Returns the static tree with the most expected tokens for the bundled pair, measured on other prompts."""
-    from specdec_fast.trees.topology import best_shape
+    from specdec_fast.trees.static_shape import best_shape
     from specdec_fast.tune.draft_tree_acceptance import measure as rates_of
 
     engine = load("demo-target", "demo-draft", drafter="draft_tree", max_rows=8, max_length=256)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.interleave import environment, interleave
-from benchmarks.harness.row_selection import named, where
+from benchmarks.harness.select_rows import named, where
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import ASSETS, load_model, load_tokenizer
 

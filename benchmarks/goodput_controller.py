@@ -26,7 +26,7 @@ from scipy.stats import bootstrap
 from benchmarks.drafters import METHODS, engine_of
 from benchmarks.end_to_end import distinct_4, workload
 from benchmarks.harness.interleave import environment
-from benchmarks.harness.row_selection import named, where
+from benchmarks.harness.select_rows import named, where
 from specdec_fast import SamplingParams
 from specdec_fast.loading import load_model, load_tokenizer
 from specdec_fast.rules import DEFAULT

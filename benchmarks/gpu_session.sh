@@ -132,7 +132,7 @@ tests() { # tests NAME SECONDS WORDS...: pytest in parallel, one test at a time 
   local name=$1 limit=$2 spread=(-n "$workers" --dist load --maxschedchunk 1)
   shift 2
   [ -z "$rehearse" ] || spread=(-p benchmarks.gpu.rehearsal)
-  part "$name" "$limit" env OUTCOMES="$work/$name.json" "$python" -m pytest -v --tb=short -p benchmarks.gpu.outcomes "${spread[@]}" "$@"
+  part "$name" "$limit" env OUTCOMES="$work/$name.json" "$python" -m pytest -v --tb=short -p benchmarks.gpu.pytest_outcomes "${spread[@]}" "$@"
 }
 
 correctness() {
@@ -144,7 +144,7 @@ correctness() {
   [ -z "$rehearse" ] || part once 60 "${run[@]}" benchmarks.kernels.once --size small tree_plan
   part memcheck 60 "${run[@]}" benchmarks.kernels.sanitize memcheck --out "$work"
   part racecheck 60 "${run[@]}" benchmarks.kernels.sanitize racecheck --out "$work"
-  part lab 25 "${run[@]}" benchmarks.lab.draws --out "$work/lab_draws.json" --device cuda --threads 1 "${draws[@]}"
+  part lab 25 "${run[@]}" benchmarks.lab.draws_time --out "$work/lab_draws.json" --device cuda --threads 1 "${draws[@]}"
 }
 
 kernels() {

@@ -12,7 +12,7 @@ nodes, and the passes of the draft: one per drafted token of a draft model. A he
 the last step, and runs one pass over the chain so far per further token. On a GPU these passes are CUDA graphs.
 
 Overhead is the rest of the step's time. On a GPU a few more steps are traced: kernels per step, busy time and gaps
-(`benchmarks/gpu/trace.py`).
+(`benchmarks/gpu/trace_summary.py`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.trace import traced
+from benchmarks.gpu.trace_summary import traced
 from benchmarks.harness.result_files import write_whole
 from specdec_fast import Draft, Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.draft_runners.head_runner import PagedHead
-from specdec_fast.trees.topology import shape_of_widths
+from specdec_fast.trees.static_shape import shape_of_widths
 from specdec_kernels import tree_plan
 from specdec_kernels.inspection.timing import Spread, graph_times, host_times
 

@@ -32,7 +32,7 @@ from specdec_fast.commands.lab import lab
 MOUNTED = {
     "datastore": ("specdec_fast.commands.datastore", "Build and inspect datastores for the drafter `rest`."),
     "kernels": ("specdec_fast.commands.kernels", "List, check, inspect and time operators and their backends."),
-    "train": ("specdec_fast.train.demo_pair.command", "Train heads for any model, or the bundled pair."),
+    "train": ("specdec_fast.train.command", "Train heads for any model, or the bundled pair."),
     "tune": ("specdec_fast.commands.tune_layers", "Tune layers, trees and heads of a drafter by measurement."),
 }
 

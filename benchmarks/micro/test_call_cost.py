@@ -1,7 +1,8 @@
-"""What a call of an operator costs in Python: around the registered C++ kernel, and in a Triton launch.
+r"""What a call of an operator costs in Python: around the registered C++ kernel, and in a Triton launch.
 
     python -m pytest -s benchmarks/micro/test_call_cost.py
-    python -m benchmarks.harness.record benchmarks/micro/test_call_cost.py --out benchmarks/results/call_cost_cpu.json
+    python -m benchmarks.harness.run_and_record benchmarks/micro/test_call_cost.py \
+        --out benchmarks/results/call_cost_cpu.json
 
 Small calls are timed through the operator and straight through torch.ops.specdec with the same arguments, in processor
 time; the difference is ours. It is printed and recorded; an operator of the step path may cost 10 microseconds. Those

@@ -1,7 +1,7 @@
 """Time of one `propose` of retrieval drafters per batch, and of their indexes alone.
 
 To print the times: python -m pytest benchmarks/micro/test_retrieval.py. To write them to a file, per row:
-python -m benchmarks.harness.record benchmarks/micro/test_retrieval.py -k propose --out proposals.json
+python -m benchmarks.harness.run_and_record benchmarks/micro/test_retrieval.py -k propose --out proposals.json
 """
 
 from __future__ import annotations

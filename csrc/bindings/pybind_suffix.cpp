@@ -11,7 +11,7 @@
 #include "suffix/array.h"
 #include "suffix/automaton.h"
 #include "suffix/counted_tree.h"
-#include "suffix/successors.h"
+#include "suffix/token_recycling.h"
 
 namespace py = pybind11;
 using namespace specdec::suffix;

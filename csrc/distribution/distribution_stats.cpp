@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "parallel.h"
-#include "distribution/nucleus.h"
+#include "distribution/top_k_top_p.h"
 
 namespace specdec {
 namespace {

@@ -1,4 +1,4 @@
-// The functions of RowKernels for one instruction set. rows.h documents them; lanes.h has the vectors.
+// The functions of RowKernels for one instruction set. rows.h documents them; simd_math.h has the vectors.
 #include "distribution/rows.h"
 
 #include <cmath>
@@ -6,9 +6,9 @@
 #include <immintrin.h>
 #endif
 
-#include "distribution/lanes.h"
+#include "distribution/simd_math.h"
 #include "distribution/row_masses.h"
-#include "distribution/row_upper_bound.h"
+#include "distribution/row_mass_bounds.h"
 #include "distribution/row_peak.h"
 
 namespace specdec {

@@ -19,7 +19,7 @@ namespace specdec {
 namespace {
 #define SPECDEC_LANES 8
 #include "simd.h"
-#include "linear/tiles.h"
+#include "linear/columns_body.h"
 }  // namespace
 
 void columns_avx2(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }

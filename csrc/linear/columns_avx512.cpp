@@ -10,8 +10,7 @@
 #include <utility>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), apply_to =
-#function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), apply_to = function)
 #else
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own AVX-512 header
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
@@ -21,7 +20,7 @@ namespace specdec {
 namespace {
 #define SPECDEC_LANES 16
 #include "simd.h"
-#include "linear/tiles.h"
+#include "linear/columns_body.h"
 }  // namespace
 
 void columns_avx512(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }

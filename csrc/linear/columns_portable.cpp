@@ -13,7 +13,7 @@ namespace specdec {
 namespace {
 #define SPECDEC_LANES 4
 #include "simd.h"
-#include "linear/tiles.h"
+#include "linear/columns_body.h"
 }  // namespace
 
 void columns_portable(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }

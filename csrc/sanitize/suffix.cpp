@@ -6,7 +6,7 @@
 #include "suffix/array.h"
 #include "suffix/automaton.h"
 #include "suffix/counted_tree.h"
-#include "suffix/successors.h"
+#include "suffix/token_recycling.h"
 
 namespace specdec::sanitize {
 

@@ -1,7 +1,7 @@
 // recursive_rejection_verify over packed trees: tests the children of a node in index order and rejects them recursively
 // (Miao et al. 2024, algorithm 2; Jeon et al. 2024; Chen et al. 2024).
 #pragma once
-#include "verify/proposals.h"
+#include "verify/residual.h"
 
 namespace specdec {
 

@@ -1,6 +1,6 @@
 // traversal_verify over packed trees: leaf-to-root verification (Weng et al. 2025, algorithm 1).
 #pragma once
-#include "verify/proposals.h"
+#include "verify/residual.h"
 
 namespace specdec {
 

@@ -1,6 +1,6 @@
 // typical_verify over packed trees: typical acceptance (Cai et al. 2024, Medusa, section 2.3.2). Lossy, for comparison.
 #pragma once
-#include "verify/proposals.h"
+#include "verify/residual.h"
 
 namespace specdec {
 

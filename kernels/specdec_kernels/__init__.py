@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from .dispatch.backend_request import use_backend
 from .dispatch.operator import Backend, FallbackWarning, Op, UnsupportedError, explain
 from .dispatch.registry import OPS
-from .names import RENAMED_OPERATORS, hint
 from .ops.batch_invariant_linear import batch_invariant_linear
 from .ops.distribution_stats import distribution_stats
 from .ops.draft_chain import draft_chain
@@ -37,6 +36,7 @@ from .ops.tree_grow import Growth, tree_grow
 from .ops.tree_plan import TreePlan, tree_plan
 from .ops.typical_verify import typical_verify
 from .overlay import Overlay
+from .unknown_names import RENAMED_OPERATORS, hint
 
 __all__ = [
     "ALWAYS",

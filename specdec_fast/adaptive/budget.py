@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.adaptive.cost_model import CostModel, DraftOutcome, TimeTable
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from specdec_fast.commands.compare import Comparison
+    from specdec_fast.commands.demo_comparison import Comparison
     from specdec_fast.commands.prompts import WorkItem
     from specdec_fast.engine.engine import Engine
     from specdec_fast.sampling.params import SamplingParams
@@ -172,7 +172,7 @@ class _Measurement:
             demo_view.print_conclusion(out, self.done, self.header)
 
     def _compare(self, bar: Progress) -> Iterator[Comparison]:
-        from specdec_fast.commands.compare import Comparer
+        from specdec_fast.commands.demo_comparison import Comparer
 
         texts = len(self.items) * len(self.params)
         task = bar.add_task("warming up", total=None)
@@ -192,7 +192,7 @@ class _Measurement:
 
     def broken_promises(self) -> list[str]:
         """Lists prompts whose text had to equal plain decoding's and does not; none in half precision."""
-        from specdec_fast.commands.compare import is_replaying
+        from specdec_fast.commands.demo_comparison import is_replaying
 
         if self.header["dtype"] != "float32":
             return []
@@ -201,7 +201,7 @@ class _Measurement:
 
     def report(self) -> dict[str, Any]:
         """Returns the JSON object: totals, settings, and every comparison."""
-        from specdec_fast.commands.compare import is_replaying, summary
+        from specdec_fast.commands.demo_comparison import is_replaying, summary
         from specdec_fast.commands.open_engine import versions
 
         temperatures = [params.temperature for params in self.params]

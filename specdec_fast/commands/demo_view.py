@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_fast.commands.compare import Comparison, distribution_of, is_replaying, summary
+from specdec_fast.commands.demo_comparison import Comparison, distribution_of, is_replaying, summary
 from specdec_fast.commands.info import num_parameters
 from specdec_fast.commands.open_engine import BUNDLED_TARGET
 from specdec_fast.commands.terminal_output import STYLES, Painter, harmless, legend, paint, percents

@@ -18,7 +18,7 @@ def operator_names(wanted: Sequence[str] | None) -> list[str]:
         ValueError: If one does not exist.
     """
     from specdec_kernels import OPS
-    from specdec_kernels.names import RENAMED_OPERATORS, unknown_name
+    from specdec_kernels.unknown_names import RENAMED_OPERATORS, unknown_name
 
     for name in wanted or ():
         if name not in OPS:
@@ -73,9 +73,9 @@ def parse_sizes(op: str, words: Sequence[str]) -> Any:
     Raises:
         ValueError: If the operator has no such size, or cannot take the value.
     """
-    from specdec_kernels.names import hint, unknown_name
     from specdec_kernels.testing.agreement import SAMPLES
     from specdec_kernels.testing.samples_attention import Sizes, estimate_bytes
+    from specdec_kernels.unknown_names import hint, unknown_name
 
     known = SAMPLES[op].names
     dtypes = {str(each).removeprefix("torch."): each for each in SAMPLES[op].dtypes}

@@ -185,8 +185,8 @@ def inspect(
     extra `gpu`.
     """
     from specdec_kernels.inspection import machine_code
-    from specdec_kernels.names import unknown_name
     from specdec_kernels.triton_shared.aot_config import ARCHITECTURES
+    from specdec_kernels.unknown_names import unknown_name
 
     reason = machine_code.unavailable_reason()
     if reason is not None:

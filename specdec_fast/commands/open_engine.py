@@ -99,7 +99,7 @@ def resolve(
     from specdec_fast.commands.options import read_drafter_options
     from specdec_fast.drafters import check_option_names, drafter_names, may_take_draft
     from specdec_fast.rules import get_rule
-    from specdec_kernels.names import unknown_name
+    from specdec_kernels.unknown_names import unknown_name
 
     get_rule(rule)  # unknown names are refused before anything is loaded
     budget_for(budget)

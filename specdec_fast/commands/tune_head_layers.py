@@ -28,7 +28,7 @@ def head_layers(
     """
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.prompts import bundled_workload, read_prompts
-    from specdec_fast.draft_runners.head_input_layers import layer_acceptance
+    from specdec_fast.draft_runners.detect_aux_layers import layer_acceptance
     from specdec_fast.draft_runners.head_runner import PagedHead
     from specdec_fast.heads.checkpoint_eagle import load_eagle3
 

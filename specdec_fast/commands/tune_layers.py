@@ -18,8 +18,8 @@ from specdec_fast.commands.tune_tree import tree
 from specdec_fast.extras import require
 
 if TYPE_CHECKING:
-    from specdec_fast.targets.layer_choice import SkippedLayers
-    from specdec_fast.tune.skipped_layers import Trial
+    from specdec_fast.targets.skipped_layers import SkippedLayers
+    from specdec_fast.tune.skipped_layers_search import Trial
 
 app = typer.Typer(help="Tune layers, trees and heads of a drafter by measurement.", no_args_is_help=True)
 METHODS = ("bayes", "similarity")
@@ -74,7 +74,7 @@ def layers(
     An interrupted search continues when the same command runs again.
     """
     if method not in METHODS:
-        from specdec_kernels.names import unknown_name
+        from specdec_kernels.unknown_names import unknown_name
 
         raise ValueError(unknown_name("--method", method, METHODS))
     if trials < 1:
@@ -84,10 +84,10 @@ def layers(
 
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.terminal_output import counted
-    from specdec_fast.targets.layer_choice import choice_path, write_layers
-    from specdec_fast.tune.layer_similarity import similar_choices
+    from specdec_fast.targets.skipped_layers import choice_path, write_layers
     from specdec_fast.tune.search_plot import search_chart
-    from specdec_fast.tune.skipped_layers import Bench, best_of, confirm, search
+    from specdec_fast.tune.skipped_layers_by_similarity import similar_choices
+    from specdec_fast.tune.skipped_layers_search import Bench, best_of, confirm, search
 
     if plot is not None:  # before the slow part
         plot.parent.mkdir(parents=True, exist_ok=True)
@@ -198,8 +198,8 @@ def _resumed(place: Path, num_layers: int, settings: Mapping[str, Any]) -> list[
         ValueError: If the file belongs to another model, or if its trials have other settings.
     """
     from specdec_fast.commands.terminal_output import counted
-    from specdec_fast.targets.layer_choice import read_choice, read_layers
-    from specdec_fast.tune.skipped_layers import Trial
+    from specdec_fast.targets.skipped_layers import read_choice, read_layers
+    from specdec_fast.tune.skipped_layers_search import Trial
 
     if not place.is_file():
         return []
@@ -226,7 +226,7 @@ def _spread(choices: Sequence[SkippedLayers], count: int) -> list[SkippedLayers]
 
 def _starts(similar: Sequence[SkippedLayers], num_layers: int, trials: int) -> list[SkippedLayers]:
     """Returns the first selections of the search: none, the middle, and a few by hidden states."""
-    from specdec_fast.targets.layer_choice import SkippedLayers
+    from specdec_fast.targets.skipped_layers import SkippedLayers
 
     return [SkippedLayers(), SkippedLayers.middle(num_layers), *_spread(similar[1:-1], max(trials // 5, 1))]
 

@@ -54,7 +54,7 @@ def tree(
     if drafter not in _TUNED:
         raise ValueError(f"--drafter: got {drafter!r}, which takes no shape; expected one of {', '.join(_TUNED)}")
     if how not in ("coupled", "top_k"):
-        from specdec_kernels.names import unknown_name
+        from specdec_kernels.unknown_names import unknown_name
 
         raise ValueError(unknown_name("--how", how, ("coupled", "top_k")))
     if min(nodes, depth, width, new_tokens) < 1:
@@ -64,7 +64,7 @@ def tree(
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.prompts import bundled_workload, one_of_each, read_prompts
     from specdec_fast.sampling.params import SamplingParams
-    from specdec_fast.trees.topology import best_shape, expected_tokens, write_shape
+    from specdec_fast.trees.static_shape import best_shape, expected_tokens, write_shape
     from specdec_fast.tune.draft_tree_acceptance import measure
     from specdec_fast.tune.parallel_head_acceptance import measure_heads
     from specdec_fast.tune.recurrent_head_acceptance import measure_recurrent

@@ -1,7 +1,7 @@
 """Former names, and the names of other engines, each with the name that it has here.
 
 The tables are data, so a search for a renamed thing ends in this file. Messages about unknown names are made by
-`specdec_kernels.names`.
+`specdec_kernels.unknown_names`.
 Tests: tests/core/test_former_names.py.
 """
 
@@ -97,7 +97,7 @@ def argument_hint(name: str, place: str, known: Iterable[str]) -> str:
         place: The callable, as a user writes it: "SamplingParams", "load", "Engine.submit".
         known: Arguments that exist there.
     """
-    from specdec_kernels.names import hint  # here, for it loads torch, and the program reads the tables without
+    from specdec_kernels.unknown_names import hint  # here, for it loads torch, and the program reads the tables without
 
     known = list(known)
     if name in RENAMED_ARGUMENTS:
@@ -188,7 +188,7 @@ def missing_attribute(owner: str, name: str, known: Iterable[str]) -> AttributeE
         name: The attribute.
         known: Attributes that exist.
     """
-    from specdec_kernels.names import hint
+    from specdec_kernels.unknown_names import hint
 
     theirs = FOREIGN_EXPORTS if owner.startswith("module") else FOREIGN_ATTRIBUTES
     if name in theirs:

@@ -24,7 +24,7 @@ from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_fast.trees.dynamic import Frontier, grow
 from specdec_fast.trees.expansion import TreeDrafter
 from specdec_fast.trees.sibling_picking import pick_stats
-from specdec_fast.trees.topology import Shape
+from specdec_fast.trees.static_shape import Shape
 from specdec_kernels import Growth, tree_expand, tree_plan
 
 

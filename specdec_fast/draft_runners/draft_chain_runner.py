@@ -1,6 +1,6 @@
 """Runs a draft model for chains: rows follow those of the engine, and drafted tokens are stored behind committed ones.
 
-The only writer of the draft's cache for drafter `draft_model`. `DraftModelRunner` does the same for trees.
+The only writer of the draft's cache for drafter `draft_model`. `DraftTreeRunner` does the same for trees.
 Tests: tests/drafters/test_draft_model.py, tests/drafters/test_whole_chains.py.
 """
 

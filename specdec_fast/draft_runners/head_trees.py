@@ -14,7 +14,7 @@ from specdec_fast.draft_runners.cuda_graph_heads import CudaGraphHeads
 from specdec_fast.draft_runners.head_runner import HeadRunner
 from specdec_fast.trees.expansion import TreeDrafter
 from specdec_fast.trees.sibling_picking import DETERMINISTIC_HOWS
-from specdec_fast.trees.topology import Shape, read_shape
+from specdec_fast.trees.static_shape import Shape, read_shape
 
 _PATHS = (
     *("0", "1", "2", "3", "00", "01", "02", "10", "11", "20", "21", "30", "000", "001", "002", "010", "011", "020"),

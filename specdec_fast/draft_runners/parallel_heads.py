@@ -28,9 +28,9 @@ from specdec_fast.interfaces import (
     TargetOutput,
 )
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
-from specdec_fast.trees.topology import Shape
+from specdec_fast.trees.static_shape import Shape
 from specdec_kernels import TreePlan, tree_expand, tree_plan
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 AUX_HIDDEN_STATE = "final_norm"
 PICKS = ("coupled", "greedy")

@@ -15,7 +15,7 @@ from typing import Any
 
 from specdec_fast.core.former_names import argument_hint
 from specdec_fast.interfaces import Drafter, DrafterParts, Target
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 GROUP = "specdec_fast.drafters"
 

@@ -15,7 +15,7 @@ from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.checkpoint import bundled_head
 from specdec_fast.heads.checkpoint_blockwise import load_blockwise
 from specdec_fast.interfaces import DrafterParts, Needs
-from specdec_fast.trees.topology import shape_of_widths
+from specdec_fast.trees.static_shape import shape_of_widths
 
 
 class BlockwiseDrafter(ParallelHeadsDrafter):

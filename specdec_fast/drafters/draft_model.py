@@ -29,7 +29,7 @@ from specdec_fast.sampling.target_distributions import chain_distributions
 from specdec_fast.targets.fused_forward import FusedForward
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import draft_sample
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 PICKS = ("coupled", "sampled", "greedy")
 TOKENIZERS = ("same", "tli", "slem")

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from specdec_fast.draft_runners.draft_model_runner import DraftModelRunner
+from specdec_fast.draft_runners.draft_tree_runner import DraftTreeRunner
 from specdec_fast.interfaces import DrafterParts, Needs
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.trees.expansion import TreeDrafter
-from specdec_fast.trees.topology import Shape, read_shape, shape_of_widths
+from specdec_fast.trees.static_shape import Shape, read_shape, shape_of_widths
 
 PREFERRED = {"sampled": "hybrid", "greedy": "top_k"}
 """Option `how` for a rule's `prefers`; "coupled" means the same here."""
@@ -68,7 +68,7 @@ class DraftTreeDrafter(TreeDrafter):
             raise ValueError(f"draft_tree widths: got {tuple(widths)}; expected one number of at least 1 per level")
         if depth and shape is not None:
             raise ValueError(f"draft_tree depth: got {depth} with a shape; expected depth=0, or no shape")
-        source = DraftModelRunner(model, vocab_size or model.vocab_size, self.name)
+        source = DraftTreeRunner(model, vocab_size or model.vocab_size, self.name)
         if shape is None:
             wanted = shape_of_widths(widths)
         else:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec_fast.draft_runners.head_input_layers import choose_layers
+from specdec_fast.draft_runners.detect_aux_layers import choose_layers
 from specdec_fast.draft_runners.head_runner import PagedHead
 from specdec_fast.draft_runners.head_trees import HeadTrees
 from specdec_fast.heads.checkpoint import ASSETS, bundled_head

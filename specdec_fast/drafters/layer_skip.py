@@ -27,9 +27,9 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.core.former_names import RENAMED_PICKS
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling.target_distributions import chain_distributions
-from specdec_fast.targets.layer_choice import SkippedLayers, choice_path, read_choice
+from specdec_fast.targets.skipped_layers import SkippedLayers, choice_path, read_choice
 from specdec_kernels import draft_sample
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 PICKS = ("coupled", "sampled", "greedy")
 STOPS = ("adaptive", "fixed", "threshold")

@@ -17,7 +17,7 @@ from specdec_fast.heads.checkpoint import bundled_head, read_json
 from specdec_fast.heads.checkpoint_medusa import load_medusa
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.interfaces import DrafterParts
-from specdec_fast.trees.topology import Shape, read_shape
+from specdec_fast.trees.static_shape import Shape, read_shape
 
 PUBLISHED = Path(__file__).parents[1] / "assets" / "medusa-trees.json"
 DEFAULT, TREE = "mc_sim_7b_63", "tree.json"

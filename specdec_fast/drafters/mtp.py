@@ -13,7 +13,7 @@ from specdec_fast.draft_runners.head_runner import PagedHead
 from specdec_fast.draft_runners.head_trees import HeadTrees
 from specdec_fast.heads.checkpoint_mtp import load_mtp
 from specdec_fast.interfaces import DrafterParts, Needs
-from specdec_fast.trees.topology import shape_of_widths
+from specdec_fast.trees.static_shape import shape_of_widths
 
 
 class MtpDrafter(HeadTrees):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 MATCHES = ("last", "frequent")
 

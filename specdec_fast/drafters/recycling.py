@@ -23,7 +23,7 @@ from specdec_fast.core.former_names import RENAMED_PICKS
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.retrieval.suffix_index import structures
 from specdec_kernels import tree_expand
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 PICKS = ("coupled", "greedy")
 _AUX_HIDDEN_STATE = "final_norm"

@@ -17,7 +17,7 @@ from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng
 from specdec_fast.retrieval.datastore import Datastore
 from specdec_fast.retrieval.suffix_index import structures
 from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 PICKS = ("coupled", "sampled", "greedy")
 

@@ -20,7 +20,7 @@ from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng
 from specdec_fast.retrieval.suffix_index import structures
 from specdec_fast.retrieval.text_memory import TextMemory
 from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 log = logging.getLogger("specdec_fast")
 

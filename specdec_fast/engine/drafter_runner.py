@@ -15,7 +15,7 @@ from specdec_fast.adaptive.cost_model import DraftOutcome
 from specdec_fast.core.device_transfer import select_entries
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.request import Handle
-from specdec_fast.engine.row_selection import select_aux_hidden_states, select_step_rows
+from specdec_fast.engine.sub_batch import select_aux_hidden_states, select_step_rows
 from specdec_fast.interfaces import (
     Acceptance,
     Budget,

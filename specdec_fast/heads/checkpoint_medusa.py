@@ -29,7 +29,7 @@ from specdec_fast.heads.checkpoint import (
     write_checkpoint,
 )
 from specdec_fast.heads.medusa import MedusaHeads
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 FILE = "medusa_lm_head.safetensors"
 NAMES = (FILE, "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")

@@ -30,7 +30,7 @@ from specdec_fast.heads.checkpoint import (
     write_checkpoint,
 )
 from specdec_fast.heads.mtp import MtpHead, build_mtp_head
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 FILE = "model.safetensors"
 LAYOUTS: dict[str, tuple[str, str, dict[str, str]]] = {

@@ -1,7 +1,7 @@
 """Known mistakes in verification, from defects of public systems, as exact distributions on small models.
 
-`specdec_fast.lab.mutants` measures how far a mutant's text distribution is from the target's, and how many draws
-detect the difference. Tests: tests/lab/test_mutants.py.
+`specdec_fast.lab.kill_matrix` measures how far a mutant's text distribution is from the target's, and how many draws
+detect the difference. Tests: tests/lab/test_kill_matrix.py.
 """
 
 from __future__ import annotations
@@ -254,4 +254,4 @@ MUTANTS: tuple[Mutant, ...] = (
         noticed_by="joint distribution",
     ),
 )
-"""Known mistakes. Every one is detected by a check of `specdec_fast.lab.mutants.judge`."""
+"""Known mistakes. Every one is detected by a check of `specdec_fast.lab.kill_matrix.judge`."""

@@ -1,7 +1,7 @@
 """Decoding steps of the mutants on small models, as exact distributions: every outcome with its probability.
 
 A step is a function of two models and a context. It yields the probability of each emitted text.
-`specdec_fast.lab.mutant_rules` lists the mistakes. Tests: tests/lab/test_mutants.py.
+`specdec_fast.lab.mutant_rules` lists the mistakes. Tests: tests/lab/test_kill_matrix.py.
 """
 
 from __future__ import annotations

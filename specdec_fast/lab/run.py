@@ -23,8 +23,8 @@ from specdec_fast.lab.exact_distributions import Exact, cases_for, has_a_dist, o
 from specdec_fast.lab.expected_acceptance import Expected, run_expected
 from specdec_fast.lab.foreign_samples import Recorded, checks_of, contexts_of, summary_of
 from specdec_fast.lab.greedy_texts import GreedyText, compare_greedy
+from specdec_fast.lab.kill_matrix import Killed, Planted, planted_folder, run_mutants, run_planted
 from specdec_fast.lab.mutant_rules import MUTANTS
-from specdec_fast.lab.mutants import Killed, Planted, planted_folder, run_mutants, run_planted
 from specdec_fast.lab.plots import BARS, accepted_chart, bar_scores, observed_chart, shown_bars
 from specdec_fast.lab.proof_figures import proof_figures
 from specdec_fast.lab.rule_acceptance import Acceptances, by_shape, compare_rules, contenders

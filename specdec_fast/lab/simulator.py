@@ -20,7 +20,7 @@ from specdec_fast.core.former_names import RENAMED_PICKS
 from specdec_fast.interfaces import Rng, Rule
 from specdec_fast.lab.exact_distributions import takes_trees
 from specdec_kernels import draft_sample, replay_sample, tree_plan
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 CHAIN = (-1, 0, 1)
 TREE = (-1, 0, 0, 1, 1)

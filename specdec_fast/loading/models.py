@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec_fast.targets.model_support import UnsupportedModelError
-from specdec_kernels.names import closest, unknown_name
+from specdec_kernels.unknown_names import closest, unknown_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from specdec_fast.core.former_names import RENAMED_RULES
 from specdec_fast.interfaces import Needs, Rule
 from specdec_fast.sampling.params import SamplingParams
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 DEFAULT = "replay"
 LOSSY = "lossy"

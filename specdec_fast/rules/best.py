@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from specdec_fast.adaptive.expected_acceptance import expected_accepted, likeliest_accepted
+from specdec_fast.adaptive.exact_acceptance import expected_accepted, likeliest_accepted
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng, Rule

@@ -19,10 +19,10 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
 from specdec_fast.targets import attention
 from specdec_fast.targets.fused_forward import FusedForward, build_fused_forward, why_not_fused
-from specdec_fast.targets.layer_choice import SkippedLayers
 from specdec_fast.targets.layer_skipping import LayerSkipping
 from specdec_fast.targets.linear_layers import align_logits, store_by_input
 from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
+from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.torch_compile import compile_forward
 from specdec_kernels import TreePlan
 

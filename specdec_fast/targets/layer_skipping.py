@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.targets import attention
-from specdec_fast.targets.layer_choice import SkippedLayers
+from specdec_fast.targets.skipped_layers import SkippedLayers
 
 Forward = Callable[..., Any]
 

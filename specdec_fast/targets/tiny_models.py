@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

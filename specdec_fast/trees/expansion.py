@@ -41,9 +41,9 @@ from specdec_fast.trees.sibling_picking import (
     sample_children,
 )
 from specdec_fast.trees.static_layout import EMPTY, StaticLayout, static_layout
-from specdec_fast.trees.topology import Shape
+from specdec_fast.trees.static_shape import Shape
 from specdec_kernels import Growth, NodePaths
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 
 class TreeDrafter:

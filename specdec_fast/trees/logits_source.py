@@ -1,6 +1,6 @@
 """The source of draft logits that trees grow by: rows follow those of the engine.
 
-specdec_fast/draft_runners/ has two: `DraftModelRunner` over a draft model and `HeadRunner` over a trained head.
+specdec_fast/draft_runners/ has two: `DraftTreeRunner` over a draft model and `HeadRunner` over a trained head.
 Tests: tests/drafters/test_draft_tree.py, tests/draft_runners/test_head_runner.py.
 """
 

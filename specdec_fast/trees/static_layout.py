@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec_fast.core.device_transfer import current_stream_id, host_to_device
 from specdec_fast.core.draft import Draft
-from specdec_fast.trees.topology import Shape
+from specdec_fast.trees.static_shape import Shape
 
 EMPTY = -1
 """Token of an empty place."""

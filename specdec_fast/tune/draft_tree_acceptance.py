@@ -17,7 +17,7 @@ from specdec_fast.engine.engine import Engine
 from specdec_fast.interfaces import Target
 from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import tree_expand
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 ORDERS = ("coupled", "top_k")
 

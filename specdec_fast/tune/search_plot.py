@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from specdec_fast.extras import require
-from specdec_fast.tune.skipped_layers import Trial
+from specdec_fast.tune.skipped_layers_search import Trial
 
 
 def search_chart(trials: Sequence[Trial], best: Trial, num_layers: int, title: str) -> bytes:

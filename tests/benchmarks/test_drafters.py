@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from benchmarks import drafters
-from benchmarks.drafter_rows import FORCED, NOTE, OWN_RUN, as_markdown, key_of, merged
+from benchmarks.drafter_table import FORCED, NOTE, OWN_RUN, as_markdown, key_of, merged
 from benchmarks.drafters import METHODS, copied_share, copiers, copies, measure
 from benchmarks.harness.interleave import interleave
-from benchmarks.progress import Progress
+from benchmarks.harness.progress_line import Progress
 from specdec_fast.drafters import check_option_names, drafter_names
 from specdec_fast.loading import load_tokenizer
 from specdec_fast.rules import DEFAULT

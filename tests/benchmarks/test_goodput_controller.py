@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import goodput_controller
 from benchmarks.goodput_controller import AGAIN, alternate, as_markdown, measure, methods
-from benchmarks.harness.row_selection import RESULTS
+from benchmarks.harness.select_rows import RESULTS
 from specdec_fast import SamplingParams
 
 

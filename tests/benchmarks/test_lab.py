@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks.lab import draws, exact, heads
+from benchmarks.lab import draws_time, exact_time, heads
 
 
 def test_draws_are_timed_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "draws.json"
+    out = tmp_path / "draws_time.json"
     few = ["--rules", "rejection", "replay", "--draws", "3000", "--vocab", "40", "--threads", "1", "--out", str(out)]
-    draws.main([*few, "--json"])
+    draws_time.main([*few, "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(out.read_text()) and found["vocab"] == 40 and found["environment"]["cores"]
     assert [(row["rule"], row["drafts"]) for row in found["rows"]] == [
@@ -27,8 +27,8 @@ def test_draws_are_timed_and_judged(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_the_exact_part_is_timed_and_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """greedy has no distribution to enumerate, and is quick."""
-    out = tmp_path / "exact.json"
-    exact.main(["--rules", "greedy", "--out", str(out)])
+    out = tmp_path / "exact_time.json"
+    exact_time.main(["--rules", "greedy", "--out", str(out)])
     found = json.loads(out.read_text())
     assert "greedy, same keys:" in capsys.readouterr().out
     assert [row["part"] for row in found["rows"]] == ["same keys"] and found["rows"][0]["holds"]

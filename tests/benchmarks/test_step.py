@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import step  # noqa: E402
 from benchmarks.gpu import report  # noqa: E402
-from benchmarks.gpu.trace import reduced, traced  # noqa: E402
+from benchmarks.gpu.trace_summary import reduced, traced  # noqa: E402
 
 QUICK = ["--shape", "tiny", "--device", "cpu", "--steps", "3", "--prompt", "8", "--rows", "2"]
 

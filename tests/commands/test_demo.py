@@ -63,7 +63,7 @@ def test_the_best_rule_follows_what_is_decoded(run: Any, pair: list[str], temper
 
 
 def test_a_text_that_breaks_the_promise_fails_the_command(run: Any, pair: list[str], monkeypatch: Any) -> None:
-    from specdec_fast.commands.compare import Comparison
+    from specdec_fast.commands.demo_comparison import Comparison
 
     monkeypatch.setattr(Comparison, "identical", property(lambda _: False))
     result = run("demo", *pair, *QUICK, "--temperature", "0", "--json")
@@ -76,7 +76,7 @@ def test_a_text_that_breaks_the_promise_fails_the_command(run: Any, pair: list[s
 
 
 def test_an_interrupt_keeps_finished_texts(run: Any, pair: list[str], monkeypatch: Any) -> None:
-    from specdec_fast.commands.compare import Comparer
+    from specdec_fast.commands.demo_comparison import Comparer
 
     compare = Comparer.compare
 

@@ -15,8 +15,8 @@ import pytest
 from typer.testing import Result
 
 from specdec_fast.commands import open_engine
+from specdec_fast.lab.kill_matrix import Planted
 from specdec_fast.lab.mutant_rules import MUTANTS
-from specdec_fast.lab.mutants import Planted
 
 FEW = ["--draws", "1500", "--prompts", "1", "--no-exact"]
 Run = Callable[..., Result]
@@ -107,7 +107,7 @@ def test_the_kill_matrix(run: Run, pair: list[str], tmp_path: Path, monkeypatch:
     """Two distributions are measured; the tests of planted mistakes, which take minutes, answer at once."""
     planted = [Planted("dist_holds-a", True, 1.0), Planted("dist_holds-b", False, 2.0)]
     folders: list[Path] = []
-    monkeypatch.setattr("specdec_fast.lab.mutants.MUTANTS", MUTANTS[:2])
+    monkeypatch.setattr("specdec_fast.lab.kill_matrix.MUTANTS", MUTANTS[:2])
     monkeypatch.setattr("specdec_fast.lab.run.run_planted", lambda folder: folders.append(folder) or planted)
     few = ["--prompts", "1", "--no-exact", "--temperature", "0", "--mutants", "--draws", "1000"]
     alive = run("lab", *pair, *few, "--out", str(tmp_path / "a"), "--json")

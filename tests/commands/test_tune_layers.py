@@ -53,9 +53,9 @@ def test_a_search_and_its_continuation(
 def test_ctrl_c_keeps_the_trials(
     run: Any, models: dict[str, str], prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specdec_fast.tune import skipped_layers
+    from specdec_fast.tune import skipped_layers_search
 
-    place, calls, measure = tmp_path / "found.json", iter(range(9)), skipped_layers.Bench.__call__
+    place, calls, measure = tmp_path / "found.json", iter(range(9)), skipped_layers_search.Bench.__call__
 
     def interrupted(self: Any, skip: Any) -> Any:
         if next(calls) == 2:
@@ -64,13 +64,13 @@ def test_ctrl_c_keeps_the_trials(
 
     asked = ["tune", "layers", "-m", models["target"], "-f", prompts, "--lines", "--method", "similarity", *TINY]
     asked += ["--trials", "4", "--out", str(place)]
-    monkeypatch.setattr(skipped_layers.Bench, "__call__", interrupted)
+    monkeypatch.setattr(skipped_layers_search.Bench, "__call__", interrupted)
     result = run(*asked)
     assert result.exit_code == 130 and "trial 2 of 4: " in result.stdout and "trial 3 " not in result.stdout
     goes_on = f"the best of them is in {place}; run the same command again to continue"
     assert result.stderr == f"specdec: interrupted after 2 trials; {goes_on}\n"
     assert len(json.loads(place.read_text())["trials"]) == 2
-    monkeypatch.setattr(skipped_layers.Bench, "__call__", measure)
+    monkeypatch.setattr(skipped_layers_search.Bench, "__call__", measure)
     again = run(*asked)
     assert again.exit_code == 0 and "2 trials of earlier runs" in again.stdout and "trial 3 of " in again.stdout
 

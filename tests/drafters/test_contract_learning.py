@@ -17,8 +17,8 @@ from oracles.head_drafts import begin
 
 from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.core.draft import Draft
-from specdec_fast.engine.row_selection import select_step_rows
 from specdec_fast.engine.state import DecodeState
+from specdec_fast.engine.sub_batch import select_step_rows
 from specdec_fast.interfaces import Acceptance, Budget, Rng, StateView, TargetOutput
 
 TEXTS = [[1, 2, 1, 2, 5, 1, 2], [4], [7, 3, 7, 3, 7, 3, 6, 0, 7, 3], [0, 5]]

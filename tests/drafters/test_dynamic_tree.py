@@ -13,7 +13,7 @@ from oracles.automaton import AutomatonTarget, random_logits, scripted
 from specdec_fast import SamplingParams, get_drafter
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget, Needs
-from specdec_fast.trees.topology import Shape, write_shape
+from specdec_fast.trees.static_shape import Shape, write_shape
 from specdec_kernels.random import replay_noise
 
 

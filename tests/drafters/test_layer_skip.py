@@ -16,7 +16,7 @@ from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter,
 from specdec_fast.drafters import make_drafter
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget
-from specdec_fast.targets.layer_choice import SkippedLayers, write_layers
+from specdec_fast.targets.skipped_layers import SkippedLayers, write_layers
 from specdec_fast.targets.tiny_models import tiny_model
 
 LAYERS = 4

@@ -21,7 +21,7 @@ from specdec_fast.engine.state import DecodeState
 from specdec_fast.heads.checkpoint_medusa import save_medusa
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.interfaces import Budget, TargetOutput
-from specdec_fast.trees.topology import Shape, shape_of_widths, write_shape
+from specdec_fast.trees.static_shape import Shape, shape_of_widths, write_shape
 
 VOCAB = 9
 CHAIN = (-1, 0, 1, 2)

@@ -8,7 +8,7 @@ import pytest
 
 import specdec_kernels
 from specdec_kernels import OPS, explain, use_backend
-from specdec_kernels.names import RENAMED_OPERATORS, closest, hint, unknown_name
+from specdec_kernels.unknown_names import RENAMED_OPERATORS, closest, hint, unknown_name
 
 KNOWN = ["best", "block", "replay"]
 

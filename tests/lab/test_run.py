@@ -16,7 +16,7 @@ from specdec_fast.engine.engine import Engine
 from specdec_fast.lab.exact_distributions import has_a_dist, own_rules, takes_trees
 from specdec_fast.lab.foreign_samples import Recorded
 from specdec_fast.lab.greedy_texts import GreedyText, compare_greedy
-from specdec_fast.lab.mutants import Killed
+from specdec_fast.lab.kill_matrix import Killed
 from specdec_fast.lab.report import ARTICLE, finite, other_settings, short, write_report
 from specdec_fast.lab.rule_acceptance import by_shape, compare_rules
 from specdec_fast.lab.run import Figure, Lab, slug

@@ -83,7 +83,7 @@ def test_a_compiled_target_of_eagle_gives_the_same_text(graphs: list[Any], tmp_p
 
 
 def test_partial_passes_are_not_compiled(graphs: list[Any]) -> None:
-    from specdec_fast.targets.layer_choice import SkippedLayers
+    from specdec_fast.targets.skipped_layers import SkippedLayers
 
     target = HuggingFaceTarget(models.own("llama"), max_length=64, compile=True)
     assert target.cache.reserve(0, 16)

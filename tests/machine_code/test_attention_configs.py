@@ -15,7 +15,7 @@ from specdec_kernels.inspection.machine_code import measure
 from specdec_kernels.triton_shared.aot_config import Variant
 
 config = pytest.importorskip("specdec_kernels.ops.tree_attention.config")
-variants = pytest.importorskip("specdec_kernels.ops.tree_attention.inspected_configs")
+variants = pytest.importorskip("specdec_kernels.ops.tree_attention.aot_configs")
 
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 pytestmark = [

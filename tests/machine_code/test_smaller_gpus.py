@@ -13,7 +13,7 @@ from specdec_kernels.triton_shared.aot_config import Variant
 
 config = pytest.importorskip("specdec_kernels.ops.tree_attention.config")
 launch = pytest.importorskip("specdec_kernels.ops.tree_attention.launch")
-variants = pytest.importorskip("specdec_kernels.ops.tree_attention.inspected_configs")
+variants = pytest.importorskip("specdec_kernels.ops.tree_attention.aot_configs")
 
 pytestmark = pytest.mark.aot
 compiles = pytest.mark.skipif(

@@ -15,7 +15,7 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.loading import load_model
 from specdec_fast.targets import fused_forward
 from specdec_fast.targets.fused_forward import FusedForward
-from specdec_fast.targets.layer_choice import SkippedLayers
+from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.tiny_models import tiny_model
 from specdec_kernels import use_backend
 from specdec_kernels.dispatch import extension

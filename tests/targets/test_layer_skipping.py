@@ -10,7 +10,7 @@ import torch
 from oracles import models
 
 from specdec_fast import HuggingFaceTarget
-from specdec_fast.targets.layer_choice import SkippedLayers
+from specdec_fast.targets.skipped_layers import SkippedLayers
 
 ENDS = {"attention": ("self_attn.o_proj", "attn.c_proj"), "mlp": ("mlp.down_proj", "mlp.c_proj")}
 SETS = [SkippedLayers((0,), ()), SkippedLayers((), (1,)), SkippedLayers((1,), (0, 1)), SkippedLayers((0, 1), (0, 1))]

@@ -8,7 +8,7 @@ from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.trees.topology import best_shape, expected_tokens
+from specdec_fast.trees.static_shape import best_shape, expected_tokens
 from specdec_fast.tune.draft_tree_acceptance import measure, ranks_of, rates_of
 
 

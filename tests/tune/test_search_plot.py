@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from specdec_fast.targets.layer_choice import SkippedLayers
+from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.tune.search_plot import search_chart
-from specdec_fast.tune.skipped_layers import Trial
+from specdec_fast.tune.skipped_layers_search import Trial
 
 TRIALS = [Trial(SkippedLayers(), 1.1, 0.02), Trial(SkippedLayers((1,), (0,)), 0.9, 0.05)]
 

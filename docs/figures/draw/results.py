@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 OWN_RUN = "measured"
-"""Key of a row that was merged from a run of its own (`benchmarks/drafter_rows.py`): machine and date of that run."""
+"""Key of a row that was merged from a run of its own (`benchmarks/drafter_table.py`): machine and date of that run."""
 MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from ..names import hint
 from ..overlay import Overlay, check_overlay
+from ..unknown_names import hint
 from . import debug_mode
 from .backend_request import FROM_ENVIRONMENT, REQUEST, BackendRequest
 from .devices import find_first_tensor

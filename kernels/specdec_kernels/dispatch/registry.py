@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..names import RENAMED_OPERATORS, unknown_name
+from ..unknown_names import RENAMED_OPERATORS, unknown_name
 
 if TYPE_CHECKING:
     from .operator import Op

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..names import unknown_name
+from ..unknown_names import unknown_name
 from .records import SHARED_MEMORY, HostRead, Launch, Upload, caller
 
 if TYPE_CHECKING:

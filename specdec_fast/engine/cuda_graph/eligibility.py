@@ -20,7 +20,7 @@ from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import CudaGraphProposals, Drafter, Rule
 from specdec_fast.sampling.logits_processors import has_penalties
 from specdec_kernels.graph_capture import HostReadError
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 MODES = ("auto", "sync", "graph")
 RETRY_AFTER = 32

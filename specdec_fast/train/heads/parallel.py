@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from specdec_fast.train.heads.loss_mask import masked_mean, split_loss_mask
 from specdec_fast.train.heads.target_states import TargetStates
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 AUX_HIDDEN_STATE = "final_norm"
 LABELS = ("text", "target")

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fast.train.heads.options import TextOptions, TrainingOptions, expand_options
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 _HEADS = "Heads"
 
@@ -64,7 +64,7 @@ def medusa(
     from specdec_fast.heads.medusa import MedusaHeads
     from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, ParallelHeadsTrainee, measure_rank_rates
     from specdec_fast.train.heads.target_states import TargetStates
-    from specdec_fast.trees.topology import best_shape, expected_tokens, write_shape
+    from specdec_fast.trees.static_shape import best_shape, expected_tokens, write_shape
 
     if layout not in LAYOUTS:
         raise ValueError(unknown_name("--layout", layout, LAYOUTS))

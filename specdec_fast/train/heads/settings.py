@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec_kernels.names import unknown_name
+from specdec_kernels.unknown_names import unknown_name
 
 _CHECKPOINT_SHARE = 0.05
 """Share of the time for checkpoints that take longer than a step."""

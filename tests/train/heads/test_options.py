@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from specdec_fast.train.demo_pair import command
+from specdec_fast.train import command
 from specdec_fast.train.heads.options import TextOptions, TrainingOptions, expand_options
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...dispatch import argument_checks
 from ...random import BLOCK
-from .batch import DraftTrees, Randomness
+from .verify_arguments import DraftTrees, Randomness
 
 DETERMINISTIC = 0
 """A point mass: the drafter chose the token without randomness."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from .batch import NO_DISTRIBUTION, NO_NOISE, Distribution, bind_trees
+from .verify_arguments import NO_DISTRIBUTION, NO_NOISE, Distribution, bind_trees
 
 
 def verify_with(operator: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:

@@ -25,9 +25,9 @@ from ..draft_sample.launch import (
 from ..recursive_rejection_verify.triton_kernel import prepare_trees, reject_children, walk_down
 from ..rejection_verify.launch import TILE, WARPS
 from ..traversal_verify.triton_kernel import walk_up
-from .batch import DraftTrees, Randomness, bind_trees
 from .checks import depths
 from .reference import residual_epsilon
+from .verify_arguments import DraftTrees, Randomness, bind_trees
 
 NODES = 256
 """Nodes of a step of `prepare_trees`."""

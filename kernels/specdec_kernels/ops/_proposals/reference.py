@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...random import ACCEPT, RECOVER, sample_from_weights, uniform, words
 from ..distribution_stats.reference import dist_probs
-from .batch import Distribution, DistributionBatch, DraftTrees, Randomness
 from .checks import DETERMINISTIC, SAMPLED_WITHOUT_DETERMINISTIC, SAMPLED_WITHOUT_EARLIER
+from .verify_arguments import Distribution, DistributionBatch, DraftTrees, Randomness
 
 
 def residual_epsilon(target: Distribution, draft: Distribution | None) -> float:

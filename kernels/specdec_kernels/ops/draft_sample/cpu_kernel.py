@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from .._proposals.batch import DistributionBatch
+from .._proposals.verify_arguments import DistributionBatch
 from .reference import check
 
 _draft_sample = torch.ops.specdec.draft_sample.default

@@ -14,7 +14,7 @@ from ...random import BLOCK, DRAFT, RECOVER
 from ...triton_shared.aot_config import Variant, size_type
 from ...triton_shared.jit import unaligned_vocab
 from ...triton_shared.residual import ResidualFlags
-from .._proposals.batch import Distribution, DistributionBatch
+from .._proposals.verify_arguments import Distribution, DistributionBatch
 from .reference import check
 from .triton_kernel import sample_tokens, sum_block_masses
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...dispatch import argument_checks
 from ...random import DRAFT, sample_from_weights
-from .._proposals.batch import DistributionBatch
+from .._proposals.verify_arguments import DistributionBatch
 from ..distribution_stats.reference import dist_probs
 
 

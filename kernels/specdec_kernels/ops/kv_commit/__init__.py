@@ -19,9 +19,9 @@ def _load(
 ) -> Callable[[], Callable[..., Any]]:  # one operator: the dispatcher selects CPU or CUDA by its tensors
     def load() -> Callable[..., Any]:
         if name == "kv_commit_scratch":
-            from . import scratch_kernel
+            from . import scratch_cpu_kernel
 
-            return scratch_kernel.kv_commit_scratch
+            return scratch_cpu_kernel.kv_commit_scratch
         from . import cpu_kernel
 
         return getattr(cpu_kernel, name)

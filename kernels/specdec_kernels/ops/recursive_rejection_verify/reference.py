@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._proposals.batch import Distribution, DraftTrees, Randomness, bind_trees
 from .._proposals.checks import DETERMINISTIC
 from .._proposals.checks import check as check_trees
 from .._proposals.reference import DenseTrees, pack_result, total_mass
+from .._proposals.verify_arguments import Distribution, DraftTrees, Randomness, bind_trees
 
 
 def check(trees: DraftTrees, randomness: Randomness | None = None, *, max_depth: int | None = None) -> None:

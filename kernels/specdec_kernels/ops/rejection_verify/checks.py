@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from .._proposals.batch import DraftChains, Randomness
 from .._proposals.checks import check_draft, check_proposals, check_randomness, check_token_ids
+from .._proposals.verify_arguments import DraftChains, Randomness
 from .reference_thresholds import ChainNodes
 
 REJECTION, BLOCK_RULE = "rejection", "block"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from .._proposals.batch import NO_DISTRIBUTION, NO_NOISE, Distribution, DraftChains, Randomness, bind_chains
+from .._proposals.verify_arguments import NO_DISTRIBUTION, NO_NOISE, Distribution, DraftChains, Randomness, bind_chains
 from ..distribution_stats.cpu_kernel import distribution_stats
 from .checks import BLOCK_RULE, REJECTION, check
 

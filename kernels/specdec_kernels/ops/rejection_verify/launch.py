@@ -13,7 +13,7 @@ from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, 
 from ...overlay import Overlay
 from ...triton_shared.aot_config import Variant, size_type
 from ...triton_shared.jit import lanes_for
-from .._proposals.batch import Distribution, DistributionBatch, DraftChains, Randomness, bind_chains
+from .._proposals.verify_arguments import Distribution, DistributionBatch, DraftChains, Randomness, bind_chains
 from ..distribution_stats.launch import clear_stats, distribution_stats, unlisted_nodes
 from ..distribution_stats.launch import scratch as stats_scratch
 from ..distribution_stats.reference import check as check_sampling

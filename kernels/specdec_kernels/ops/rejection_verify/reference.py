@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...random import ACCEPT, RECOVER, sample_from_weights, uniform, words
-from .._proposals.batch import Distribution, DraftChains, bind_chains
+from .._proposals.verify_arguments import Distribution, DraftChains, bind_chains
 from ..distribution_stats.reference import distribution_stats, keep_rows, on_paths
 from .checks import BLOCK_RULE, REJECTION, check
 from .reference_thresholds import ChainNodes, block_rule, log_ratios, rejection_rule, residual_weights

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._proposals.batch import Distribution, DistributionBatch, DraftChains
 from .._proposals.checks import DETERMINISTIC
+from .._proposals.verify_arguments import Distribution, DistributionBatch, DraftChains
 from ..distribution_stats.reference import dist_probs
 
 LEAST_LOG_WEIGHT = -87.0

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...triton_shared.jit import lanes_for
 from . import stream_k
+from .aot_configs import VARIANTS as VARIANTS
 from .checks import check_arguments
 from .config import (
     INVARIANT_ROWS,
@@ -25,7 +26,6 @@ from .config import (
     combine_tile,
     programs_per_processor,
 )
-from .inspected_configs import VARIANTS as VARIANTS
 from .plan import AttentionPlan, count_blocks, max_tiles_per_block
 
 PIECE_SLOTS = 1024

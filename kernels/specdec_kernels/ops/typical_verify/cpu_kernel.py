@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from .._proposals.batch import Distribution
+from .._proposals.verify_arguments import Distribution
 from .reference import bind, check
 
 _typical_verify = torch.ops.specdec.typical_verify.default

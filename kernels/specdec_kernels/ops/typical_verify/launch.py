@@ -11,7 +11,7 @@ from torch import Tensor
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors
 from ...overlay import Overlay
 from ...triton_shared.aot_config import Variant, size_type
-from .._proposals.batch import DraftTrees
+from .._proposals.verify_arguments import DraftTrees
 from ..draft_sample.launch import draw_scratch, residual_arguments, residual_scratch, sample_residuals
 from .reference import bind, check
 from .triton_kernel import compute_entropies, walk_typical

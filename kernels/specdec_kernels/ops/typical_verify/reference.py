@@ -10,9 +10,9 @@ from math import exp
 import torch
 from torch import Tensor
 
-from .._proposals.batch import Distribution, DraftTrees, Randomness
 from .._proposals.checks import check as check_trees
 from .._proposals.reference import DenseTrees, pack_result
+from .._proposals.verify_arguments import Distribution, DraftTrees, Randomness
 
 
 def bind(

@@ -9,9 +9,9 @@ import pytest
 from oracles.planted_rules import random_place
 
 from specdec_fast.lab.draw_counts import TEXT, WHOLE, Drawing
+from specdec_fast.lab.kill_matrix import SEEDS, distance, emitted_dist, judge, planted_folder, run_planted, true_dist
 from specdec_fast.lab.mutant_rules import CORRECT_RULES, MUTANTS, Mutant
 from specdec_fast.lab.mutant_steps import ModelPair, random_models
-from specdec_fast.lab.mutants import SEEDS, distance, emitted_dist, judge, planted_folder, run_planted, true_dist
 from specdec_fast.lab.statistics import chi_square, draws_needed
 from specdec_fast.rules import get_rule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.harness.interleave import cpu_name
-from benchmarks.harness.record import joined, rows_of
+from benchmarks.harness.run_and_record import joined, rows_of
 
 
 def found(median: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec_fast.trees.topology import Shape, best_shape, expected_tokens, read_shape, shape_of_widths, write_shape
+from specdec_fast.trees.static_shape import Shape, best_shape, expected_tokens, read_shape, shape_of_widths, write_shape
 
 
 def optimum(rates: Sequence[Sequence[float]], nodes: int) -> float:

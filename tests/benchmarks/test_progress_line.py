@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.progress import Progress
+from benchmarks.harness.progress_line import Progress
 
 
 def test_a_line_every_ten_seconds() -> None:

@@ -2,7 +2,7 @@
 
 `Bench` measures a selection on prompts, alternating with plain decoding. `search` looks for a better one with the
 library optuna (extra `tune`). Neither reads or writes files. Source: Zhang et al. 2023 (Draft & Verify), section 3.2.
-Tests: tests/tune/test_skipped_layers.py.
+Tests: tests/tune/test_skipped_layers_search.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specdec_fast.drafters import get_drafter
 from specdec_fast.engine.engine import Engine
 from specdec_fast.extras import require
 from specdec_fast.sampling.params import SamplingParams
-from specdec_fast.targets.layer_choice import SkippedLayers
+from specdec_fast.targets.skipped_layers import SkippedLayers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-#include "distribution/nucleus.h"
+#include "distribution/top_k_top_p.h"
 
 #include <algorithm>
 #include <cmath>

@@ -12,9 +12,9 @@ from oracles import models
 from torch.nn.functional import cosine_similarity
 
 from specdec_fast import HuggingFaceTarget
-from specdec_fast.targets.layer_choice import SkippedLayers
+from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.tiny_models import tiny_model
-from specdec_fast.tune.layer_similarity import similar_choices
+from specdec_fast.tune.skipped_layers_by_similarity import similar_choices
 
 LAYERS = 3
 TEXTS = [models.prompt(9), models.prompt(1), models.prompt(17)]

@@ -1,4 +1,4 @@
-#include "verify/proposals.h"
+#include "verify/residual.h"
 
 #include <cmath>
 

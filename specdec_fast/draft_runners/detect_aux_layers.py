@@ -1,7 +1,7 @@
 """Finds the hidden states that an EAGLE-3 head was trained on, by its acceptance on a text.
 
 Layer numbers in config.json mean inputs of layers to some producers and outputs to others. A head that reads the wrong
-ones drafts worse without any error. Tests: tests/draft_runners/test_head_input_layers.py.
+ones drafts worse without any error. Tests: tests/draft_runners/test_detect_aux_layers.py.
 """
 
 from __future__ import annotations

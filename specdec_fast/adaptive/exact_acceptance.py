@@ -1,7 +1,7 @@
 """Expected accepted tokens of a draft under a rule, from the distributions of draft and target.
 
 The expectations are exact for the draft at hand, so means over drafts contain no noise of uniforms. All arithmetic is
-dense: it serves choices and explanations, not decoding steps. Tests: tests/adaptive/test_expected_acceptance.py.
+dense: it serves choices and explanations, not decoding steps. Tests: tests/adaptive/test_exact_acceptance.py.
 """
 
 from __future__ import annotations

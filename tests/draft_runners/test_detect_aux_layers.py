@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from specdec_fast import HuggingFaceTarget
 from specdec_fast.cli import main
-from specdec_fast.draft_runners.head_input_layers import layer_acceptance
+from specdec_fast.draft_runners.detect_aux_layers import layer_acceptance
 from specdec_fast.draft_runners.head_runner import PagedHead
 from specdec_fast.drafters import make_drafter
 from specdec_fast.heads.checkpoint_eagle import load_eagle3, save_eagle3

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from specdec_fast import Engine, SamplingParams
-from specdec_fast.commands import compare, demo_view
-from specdec_fast.commands.compare import Comparer, Comparison, spread, summary
+from specdec_fast.commands import demo_comparison, demo_view
+from specdec_fast.commands.demo_comparison import Comparer, Comparison, spread, summary
 from specdec_fast.commands.prompts import WorkItem
 from specdec_fast.drafters.draft_model import DraftModelDrafter
 from specdec_fast.engine.request import Handle
@@ -168,7 +168,7 @@ def test_a_burst_of_other_work_costs_one_round(engine: Engine, busy: range, monk
 
 def test_requests_are_timed_by_the_clock(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks: Iterator[float] = iter([0.0, 4.0, 10.0, 11.0])
-    monkeypatch.setattr(compare, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(demo_comparison, "perf_counter", lambda: next(ticks))
     comparer = Comparer(engine)
     (one,) = comparer.compare([WorkItem("a", "text", [1, 2])], SamplingParams(max_new_tokens=8, temperature=0))
     assert one.plain_seconds == [4.0] and one.speculative_seconds == [1.0]

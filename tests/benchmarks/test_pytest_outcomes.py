@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 def outcomes(folder: Path, *words: str) -> tuple[dict[str, str], str]:
     """The outcome of each test, and what pytest printed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu.outcomes", *words, "test_device.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu.pytest_outcomes", *words, "test_device.py"]
     own = {"OUTCOMES": str(folder / "tests.json"), "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     done = subprocess.run(command, cwd=folder, env=os.environ | own, capture_output=True, text=True, timeout=120)
     found = json.loads((folder / "tests.json").read_text())

@@ -1,6 +1,6 @@
 """The sub-blocks of a model that a draft skips, and the files that store such choices by model id.
 
-Tests: tests/targets/test_layer_choice.py.
+Tests: tests/targets/test_skipped_layers.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Speed of verification on trees on the CPU, beside one plain read (sum) of the logits of the same nodes.
 
-    python -m pytest benchmarks/kernels/test_proposal_ops.py -s
+    python -m pytest benchmarks/kernels/test_verify_tree_ops.py -s
 
 Machines share caches and ports with other work: trust ratios of one run and minima, not absolute times.
 """

@@ -2,7 +2,8 @@
 
 The last token of each text passes through the model layer by layer, over the exact keys and values of its prefix. For
 every number of skipped sub-blocks, dynamic programming keeps the variant with the highest cosine similarity to the
-hidden states of the whole model. Source: Chen et al. 2025 (CLaSp). Tests: tests/tune/test_layer_similarity.py.
+hidden states of the whole model. Source: Chen et al. 2025 (CLaSp). Tests:
+tests/tune/test_skipped_layers_by_similarity.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.nn.functional import cosine_similarity
 
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_fast.targets.layer_choice import SkippedLayers
+from specdec_fast.targets.skipped_layers import SkippedLayers
 
 
 @dataclass(frozen=True, slots=True)

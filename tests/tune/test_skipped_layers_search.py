@@ -11,8 +11,8 @@ import pytest
 from oracles import models
 
 from specdec_fast import SamplingParams, load
-from specdec_fast.targets.layer_choice import SkippedLayers
-from specdec_fast.tune.skipped_layers import Bench, Trial, best_of, confirm, search
+from specdec_fast.targets.skipped_layers import SkippedLayers
+from specdec_fast.tune.skipped_layers_search import Bench, Trial, best_of, confirm, search
 
 
 def separable(best: SkippedLayers, layers: int, noise: float = 0.0) -> Any:

@@ -1,7 +1,8 @@
 """Time of the lab's draws at one place of random distributions, for every lossless rule that samples.
 
-`python -m benchmarks.lab.draws` prints a row per rule and writes a result file (in benchmarks/results) after every row.
-A time is valid only if the draws have the target's distribution: `lowest_p` is the smallest p-value of their tests.
+`python -m benchmarks.lab.draws_time` prints a row per rule. It writes a result file (in benchmarks/results) after
+every row. A time is valid only if the draws have the target's distribution: `lowest_p` is the smallest p-value of their
+tests.
 """
 
 from __future__ import annotations

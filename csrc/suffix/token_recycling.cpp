@@ -1,4 +1,4 @@
-#include "suffix/successors.h"
+#include "suffix/token_recycling.h"
 
 namespace specdec::suffix {
 

@@ -1,6 +1,6 @@
 """Time of the lab's exact part: all rules and distributions, vocabularies of 3 and 4, trees of up to four nodes.
 
-`python -m benchmarks.lab.exact` prints a row per rule and part and writes a result file (in benchmarks/results).
+`python -m benchmarks.lab.exact_time` prints a row per rule and part and writes a result file (in benchmarks/results).
 It enumerates the same cases as `specdec lab`, and records whether they hold.
 """
 

@@ -1,4 +1,4 @@
-"""Runs benchmarks of some files and records what they found: `python -m benchmarks.harness.record FILE --out
+"""Runs benchmarks of some files and records what they found: `python -m benchmarks.harness.run_and_record FILE --out
 RESULTS.json`.
 
 One row per benchmark: its parameters, what it says about itself (`extra_info`) and the median and least microseconds

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.row_selection import RESULTS, named, where
+from benchmarks.harness.select_rows import RESULTS, named, where
 
 
 def test_names_that_are_asked_for() -> None:

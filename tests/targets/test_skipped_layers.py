@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec_fast.targets.layer_choice import SkippedLayers, choice_path, read_choice, read_layers, write_layers
+from specdec_fast.targets.skipped_layers import SkippedLayers, choice_path, read_choice, read_layers, write_layers
 
 
 def test_accepted_values() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracles.planted_rules import AlteredRule
 
-from specdec_fast.adaptive.expected_acceptance import expected_accepted, likeliest_accepted
+from specdec_fast.adaptive.exact_acceptance import expected_accepted, likeliest_accepted
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.lab.draft_enumeration import CHAINS, POLICIES, TREES, Shape, all_drafts

@@ -1,7 +1,7 @@
 """Topologies of static token trees: by widths, by a list of parents, or the best one for measured acceptance rates.
 
 A topology says how many children each node gets. It contains no tokens, so it can be fixed before tokens are sampled.
-Tests: tests/trees/test_topology.py.
+Tests: tests/trees/test_static_shape.py.
 """
 
 from __future__ import annotations

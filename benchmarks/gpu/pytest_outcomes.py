@@ -1,6 +1,6 @@
 """A plugin of pytest that keeps the outcome of every test in a JSON file, whole whenever the run is ended:
 
-OUTCOMES=tests.json python -m pytest -p benchmarks.gpu.outcomes tests/gpu
+OUTCOMES=tests.json python -m pytest -p benchmarks.gpu.pytest_outcomes tests/gpu
 """
 
 from __future__ import annotations

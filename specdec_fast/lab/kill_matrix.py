@@ -1,7 +1,7 @@
 """Kill matrix: which checks detect each known mistake, and with how many draws.
 
 There are two kinds of mutants. The distributions of those in `mutant_rules` are computed here. Those of tests/mutants
-are planted into the engine and run by pytest, which needs a source checkout. Tests: tests/lab/test_mutants.py.
+are planted into the engine and run by pytest, which needs a source checkout. Tests: tests/lab/test_kill_matrix.py.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
 from specdec_fast.trees.logits_source import Staged
 
 
-class DraftModelRunner:
+class DraftTreeRunner:
     """A source of logits over a draft model (`specdec_fast.trees.logits_source.Source`).
 
     Rows are numbered as in the engine. The caller reserves pages before it stages anything.
