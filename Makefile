@@ -43,7 +43,8 @@ BUILD_STAMP := $(STAMPS)/build-$(BUILD_MODE)
 TORCH_STAMP := $(STAMPS)/torch-$(shell cksum <<<'$(TORCH)' | cut -d' ' -f1)
 TORCH_FOUND := $(STAMPS)/torch.txt
 NATIVE_TESTS := tests/architecture/test_build.py tests/architecture/test_sanitizers.py
-EXACT_TESTS := tests/rules $(addprefix tests/lab/,test_step_enumeration.py test_exact_distributions.py test_expected_acceptance.py test_rational_oracle.py test_draft_enumeration.py)
+EXACT_TESTS := tests/rules $(addprefix tests/lab/,test_step_enumeration.py test_exact_distributions.py \
+  test_expected_acceptance.py test_rational_oracle.py test_draft_enumeration.py)
 REPLAY_TESTS := tests/engine/test_greedy.py tests/engine/test_replay.py tests/lab/test_backend_agreement.py
 MUTANT_TESTS := tests/mutants tests/lab/test_kill_matrix.py
 TRAINING_TESTS := tests/heads tests/train tests/tune

@@ -102,7 +102,8 @@ def argument_hint(name: str, place: str, known: Iterable[str]) -> str:
     known = list(known)
     if name in RENAMED_ARGUMENTS:
         return hint(name, known, RENAMED_ARGUMENTS)
-    home = next((home for home, theirs in FOREIGN_ARGUMENTS.items() if name in theirs), None)
+    homes = [place, *FOREIGN_ARGUMENTS]  # the place itself first
+    home = next((home for home in homes if name in FOREIGN_ARGUMENTS.get(home, ())), None)
     if home is None:
         return hint(name, known)
     ours = FOREIGN_ARGUMENTS[home][name]

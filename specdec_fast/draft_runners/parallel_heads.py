@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import current_stream_id, host_to_device, select_entries
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.former_names import RENAMED_PICKS
+from specdec_fast.core.proposal_kind import DETERMINISTIC_PICKS, check_pick
 from specdec_fast.interfaces import (
     Acceptance,
     Budget,
@@ -30,10 +30,8 @@ from specdec_fast.interfaces import (
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_fast.trees.static_shape import Shape
 from specdec_kernels import TreePlan, tree_expand, tree_plan
-from specdec_kernels.unknown_names import unknown_name
 
 AUX_HIDDEN_STATE = "final_norm"
-PICKS = ("coupled", "greedy")
 
 
 class Heads(Protocol):
@@ -90,8 +88,7 @@ class ParallelHeadsDrafter:
     def __init__(
         self, target: Any, heads: Heads, shape: Shape, num_draft_tokens: int | None = None, pick: str = "coupled"
     ) -> None:
-        if pick not in PICKS:
-            raise ValueError(unknown_name(f"{self.name} pick", pick, PICKS, renamed=RENAMED_PICKS))
+        check_pick(self.name, pick, DETERMINISTIC_PICKS)
         if num_draft_tokens is not None and num_draft_tokens < 1:
             raise ValueError(f"{self.name} num_draft_tokens: got {num_draft_tokens}; expected at least 1")
         self.heads, self.pick = heads, pick

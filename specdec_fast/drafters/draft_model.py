@@ -19,7 +19,7 @@ from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, select_entries
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.former_names import RENAMED_PICKS
+from specdec_fast.core.proposal_kind import check_pick
 from specdec_fast.draft_runners.cross_vocab import CrossVocab
 from specdec_fast.draft_runners.cuda_graph_chains import CudaGraphChains
 from specdec_fast.draft_runners.draft_chain_runner import DraftChainRunner
@@ -31,7 +31,6 @@ from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import draft_sample
 from specdec_kernels.unknown_names import unknown_name
 
-PICKS = ("coupled", "sampled", "greedy")
 TOKENIZERS = ("same", "tli", "slem")
 
 
@@ -91,8 +90,7 @@ class DraftModelDrafter:
             )
         if num_draft_tokens < 1:
             raise ValueError(f"draft_model num_draft_tokens: got {num_draft_tokens}; expected at least 1")
-        if pick not in PICKS:
-            raise ValueError(unknown_name("draft_model pick", pick, PICKS, renamed=RENAMED_PICKS))
+        check_pick("draft_model", pick)
         self.model = model
         self.num_draft_tokens = num_draft_tokens
         self.pick = pick

@@ -24,14 +24,13 @@ from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, select_entries
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.former_names import RENAMED_PICKS
+from specdec_fast.core.proposal_kind import check_pick
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling.target_distributions import chain_distributions
 from specdec_fast.targets.skipped_layers import SkippedLayers, choice_path, read_choice
 from specdec_kernels import draft_sample
 from specdec_kernels.unknown_names import unknown_name
 
-PICKS = ("coupled", "sampled", "greedy")
 STOPS = ("adaptive", "fixed", "threshold")
 
 
@@ -107,9 +106,9 @@ class LayerSkipDrafter:
                 f"layer_skip: got a target ({type(target).__name__}) that cannot skip layers; expected one with "
                 "`skip_layers`, such as HuggingFaceTarget"
             )
-        for option, got, known in (("stop", stop, STOPS), ("pick", pick, PICKS)):
-            if got not in known:
-                raise ValueError(unknown_name(f"layer_skip {option}", got, known, renamed=RENAMED_PICKS))
+        if stop not in STOPS:
+            raise ValueError(unknown_name("layer_skip stop", stop, STOPS))
+        check_pick("layer_skip", pick)
         for what, share in (("threshold", threshold), ("goal", goal)):
             if not isinstance(share, (int, float)) or not 0 <= share <= 1:
                 raise ValueError(f"layer_skip {what}: got {share!r}; expected a number from 0 to 1")

@@ -19,13 +19,11 @@ from torch import Tensor
 
 from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.former_names import RENAMED_PICKS
+from specdec_fast.core.proposal_kind import DETERMINISTIC_PICKS, check_pick
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.retrieval.suffix_index import structures
 from specdec_kernels import tree_expand
-from specdec_kernels.unknown_names import unknown_name
 
-PICKS = ("coupled", "greedy")
 _AUX_HIDDEN_STATE = "final_norm"
 _ROWS = 256  # rows of a prompt whose logits are computed together
 _GREEDY_INV_T = 1.5  # at temperature 0 the likeliest token is right more often than its probability says
@@ -76,8 +74,7 @@ class RecyclingDrafter:
         if not 0 <= min_probability <= 1:
             raise ValueError(f"recycling min_probability: got {min_probability}; expected 0 to 1")
         pick = "greedy" if pick == "sampled" else pick
-        if pick not in PICKS:
-            raise ValueError(unknown_name("recycling pick", pick, PICKS, renamed=RENAMED_PICKS))
+        check_pick("recycling", pick, DETERMINISTIC_PICKS)
         self.num_draft_tokens = num_draft_tokens
         self._top_k, self._depth, self._min_probability = top_k, depth, float(min_probability)
         self.pick, self.shared = pick, shared

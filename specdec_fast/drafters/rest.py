@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.former_names import RENAMED_PICKS
+from specdec_fast.core.proposal_kind import check_pick
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.retrieval.datastore import Datastore
 from specdec_fast.retrieval.suffix_index import structures
 from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
-from specdec_kernels.unknown_names import unknown_name
-
-PICKS = ("coupled", "sampled", "greedy")
 
 
 class RestDrafter:
@@ -67,8 +64,7 @@ class RestDrafter:
             )
         if not 0 <= min_probability <= 1:
             raise ValueError(f"rest min_probability: got {min_probability}; expected 0 to 1")
-        if pick not in PICKS:
-            raise ValueError(unknown_name("rest pick", pick, PICKS, renamed=RENAMED_PICKS))
+        check_pick("rest", pick)
         self.num_draft_tokens, self.pick = num_draft_tokens, pick
         self._max_match, self._min_match = max_match, min_match
         self._depth, self._samples, self._min_probability = depth, samples, float(min_probability)

@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.former_names import RENAMED_PICKS
+from specdec_fast.core.proposal_kind import check_pick
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.retrieval.suffix_index import structures
 from specdec_fast.retrieval.text_memory import TextMemory
 from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
-from specdec_kernels.unknown_names import unknown_name
 
 log = logging.getLogger("specdec_fast")
 
-PICKS = ("coupled", "sampled", "greedy")
 
 _CONTEXT = 16  # longest match in finished texts, and prompt tokens stored with a generated text
 
@@ -100,8 +98,7 @@ class SuffixDrafter:
                 f"suffix factor, min_probability: got {factor}, {min_probability}; expected a finite number "
                 "above 0, and 0 to 1"
             )
-        if pick not in PICKS:
-            raise ValueError(unknown_name("suffix pick", pick, PICKS, renamed=RENAMED_PICKS))
+        check_pick("suffix", pick)
         if not isinstance(shared, bool):
             raise ValueError(f"suffix shared: got {shared!r}; expected true or false")
         if max_tokens < 1:

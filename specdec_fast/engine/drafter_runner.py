@@ -80,9 +80,8 @@ class DrafterRunner:
         self._keyed_params: dict[Handle, SamplingParams] = {}
         self._batch_observe_failed = False  # the last batch failed in observe, and none of its rows alone
         self._logged: set[tuple[str, str, str]] = set()
-        self._step_drafts: tuple[Draft, Draft] | None = (
-            None  # of the step: the drafter's own draft, and what was made of it
-        )
+        # The drafter's own draft in this step, and the draft that was made of it.
+        self._step_drafts: tuple[Draft, Draft] | None = None
 
     def max_draft_nodes(self, handle: Handle) -> int:
         """Returns the draft nodes that the next step of a request may have. The last token of a text needs none."""

@@ -96,8 +96,8 @@ class Engine(Scheduler):
             raise ValueError(f"eos_token_ids: got {self.eos_token_ids}; expected {expected}")
         self.needs = Needs() if drafter is None else drafter.needs
         self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
-        super().__init__(target, prefill_chunk)
         policy = budget_for(budget)
+        super().__init__(target, prefill_chunk)
         self._drafter_runner = DrafterRunner(drafter, policy, self._running, self.rule, target.vocab_size)
         if drafter is not None and not self.rule.lossless:  # plain decoding samples from the target under every rule
             log.warning("rule %s is lossy: texts do not have the target's distribution", self.rule.name)

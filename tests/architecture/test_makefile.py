@@ -113,3 +113,14 @@ def test_the_heading_of_one_run_of_many_suites_names_them(root: Path) -> None:
     (heading,) = re.findall(r"tests: the suites ([^']*)'", done.stdout)
     suites = set(re.findall(r"^lane-(\w+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
     assert set(re.split(r", | and ", heading)) == suites - {"interpreter", "native"}
+
+
+@NEEDS_MAKE
+@pytest.mark.parametrize("suite", ["exact", "replay", "statistics", "mutants", "training", "unit"])
+def test_suites_name_tests_that_exist(root: Path, suite: str) -> None:
+    """pytest ignores an excluded path that does not exist, so that the suite would run other tests than it says."""
+    env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    command = ["make", "-n", "--no-print-directory", "READY=", f"lane-{suite}"]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=True)
+    paths = re.findall(r"tests/[\w/]+(?:\.py)?", done.stdout)
+    assert paths and [path for path in paths if not (root / path).exists()] == []

@@ -64,6 +64,13 @@ def test_an_argument_that_belongs_elsewhere(engine: Engine) -> None:
     assert said.startswith("Engine() ") and said.endswith("calls this num_draft_tokens, an argument of load")
 
 
+def test_an_argument_of_two_places_is_explained_for_the_place_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"SamplingParams": {"theirs": "seed"}, "load": {"theirs": "device"}}
+    monkeypatch.setattr(former_names, "FOREIGN_ARGUMENTS", tables)
+    assert former_names.argument_hint("theirs", "load", ["device"]) == "; specdec-fast calls this device"
+    assert former_names.argument_hint("theirs", "SamplingParams", ["seed"]) == "; specdec-fast calls this seed"
+
+
 def test_a_misspelt_argument() -> None:
     said = "SamplingParams() got an unexpected keyword argument 'temprature'; did you mean 'temperature'?"
     assert refused(SamplingParams, temprature=1) == said

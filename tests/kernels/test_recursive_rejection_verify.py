@@ -9,5 +9,5 @@ from oracles.proposal_checks import ProposalChecks
 from specdec_kernels import recursive_rejection_thresholds, recursive_rejection_verify
 
 
-class TestOrderedVerify(ProposalChecks):
+class TestRecursiveRejectionVerify(ProposalChecks):
     verify, thresholds = recursive_rejection_verify, recursive_rejection_thresholds

@@ -80,6 +80,14 @@ class ProposalChecks:
                 assert self.thresholds(**fixed({**tree, "score_only": score_only}))[0][score_only_node] == 0
 
     @pytest.mark.parametrize("backend", BACKENDS)
+    def test_thresholds_take_no_randomness_and_verification_needs_it(self, backend: str) -> None:
+        with use_backend(backend):
+            with pytest.raises(TypeError, match="seeds"):
+                self.thresholds(**fixed(GOOD), seeds=GOOD["seeds"])
+            with pytest.raises(TypeError, match="seeds"):
+                self.verify(**{name: value for name, value in GOOD.items() if name != "seeds"})
+
+    @pytest.mark.parametrize("backend", BACKENDS)
     def test_greedy_rows_match_tokens(self, backend: str) -> None:
         level = torch.randn(5, 50)
         best = level.argmax(1)

@@ -24,8 +24,8 @@ from .registry import OPS
 
 @lru_cache(maxsize=64)
 def _find_launch(place: str) -> Callable[..., Any]:
-    folder, _, name = place.partition(":")
     """Imports a launch given as "operator" or "operator:function", with its checks."""
+    folder, _, name = place.partition(":")
     found: Callable[..., Any] = getattr(import_module(f"specdec_kernels.ops.{folder}.launch"), name or folder)
     return OPS[found.__name__].with_data_check(require_one_device(found))
 

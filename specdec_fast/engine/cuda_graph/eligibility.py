@@ -45,7 +45,7 @@ def get_cuda_graph_proposals(drafter: Drafter | None, max_rows: int) -> CudaGrap
         return f"drafter {drafter.name} reads committed tokens on the host"
     make: Any = getattr(drafter, "cuda_graph_proposals", None)
     if make is None:
-        return f"drafter {drafter.name} has no captured proposals"
+        return f"drafter {drafter.name} has no proposals for CUDA graphs"
     for part in type(drafter).__mro__:  # a subclass that proposes differently must define all three methods
         if "cuda_graph_proposals" in vars(part):
             break

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from .verify_arguments import NO_DISTRIBUTION, NO_NOISE, Distribution, bind_trees
+from .verify_arguments import NO_DISTRIBUTION, NO_NOISE, Distribution, DraftTrees, bind_trees
 
 
 def verify_with(operator: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
@@ -56,7 +56,7 @@ def thresholds_with(operator: Callable[..., Any], check: Callable[..., None]) ->
     """Makes a *_thresholds over a C++ operator."""
 
     def thresholds(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        trees, _ = bind_trees(*args, **named)
+        trees = DraftTrees(*args, **named)
         try:
             return operator(*trees.flat())
         except (RuntimeError, ValueError, TypeError):

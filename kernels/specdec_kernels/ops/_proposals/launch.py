@@ -181,7 +181,7 @@ def thresholds_by(op: str, levels: bool, check: Callable[..., None]) -> Callable
     """Makes a *_thresholds over these kernels."""
 
     def thresholds(*args: Any, overlay: Overlay | None = None, **named: Any) -> tuple[Tensor, Tensor]:
-        trees, _ = bind_trees(*args, **named)
+        trees = DraftTrees(*args, **named)
         check(trees)
         return _TreeLaunches(op, trees, levels, overlay=overlay).thresholds()
 

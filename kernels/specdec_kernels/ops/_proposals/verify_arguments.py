@@ -1,7 +1,7 @@
 """Arguments of verify operators in bundles: distributions, draft chains, draft trees and randomness.
 
 Public operators take flat arguments. Their backends bundle them with `bind_chains` or `bind_trees`, so the long
-argument lists are written once.
+argument lists are written once. Operators without randomness make a `DraftChains` or `DraftTrees` themselves.
 
 Tests: tests/kernels/test_rejection_verify.py, tests/kernels/test_recursive_rejection_verify.py.
 """
@@ -90,7 +90,7 @@ class DraftTrees(NamedTuple):
     target: Distribution
     draft: Distribution | None
     token_ids: Tensor | None
-    score_only: Tensor | None
+    score_only: Tensor | None = None
 
     def flat(self) -> tuple[Any, ...]:
         """Returns the arguments of the C++ operators, with distributions as separate tensors."""
@@ -131,10 +131,10 @@ def bind_chains(
     proposal_kinds: Tensor,
     dist_index: Tensor,
     target: Distribution,
-    draft: Distribution | None = None,
-    token_ids: Tensor | None = None,
-    seeds: Any = None,
-    root_positions: Any = None,
+    draft: Distribution | None,
+    token_ids: Tensor | None,
+    seeds: Tensor,
+    root_positions: Tensor,
     uniforms: Tensor | None = None,
     gumbel_noise: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[DraftChains, Randomness]:
@@ -151,11 +151,11 @@ def bind_trees(
     proposal_kinds: Tensor,
     dist_index: Tensor,
     target: Distribution,
-    draft: Distribution | None = None,
-    token_ids: Tensor | None = None,
-    score_only: Tensor | None = None,
-    seeds: Any = None,
-    root_positions: Any = None,
+    draft: Distribution | None,
+    token_ids: Tensor | None,
+    score_only: Tensor | None,
+    seeds: Tensor,
+    root_positions: Tensor,
     uniforms: Tensor | None = None,
     gumbel_noise: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[DraftTrees, Randomness]:

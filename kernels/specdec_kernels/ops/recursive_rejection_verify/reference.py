@@ -177,7 +177,7 @@ def recursive_rejection_thresholds(
     Raises:
         ValueError: As recursive_rejection_verify.
     """
-    given, _ = bind_trees(
+    given = DraftTrees(
         tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index, target, draft, token_ids, score_only
     )
     check(given)

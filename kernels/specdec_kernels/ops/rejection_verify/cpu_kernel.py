@@ -86,8 +86,8 @@ def rejection_verify_logits(
 
 
 def rejection_thresholds(*args: Any, rule: str = REJECTION, **named: Any) -> tuple[Tensor, Tensor]:
-    """Runs the operator. Parameters are those of `bind_chains`."""
-    chains, _ = bind_chains(*args, **named)
+    """Runs the operator. Parameters are those of `DraftChains`."""
+    chains = DraftChains(*args, **named)
     try:
         return _rejection_thresholds(*chains.flat(), _IS_BLOCK[rule])
     except (RuntimeError, ValueError, TypeError, KeyError):

@@ -224,8 +224,8 @@ def rejection_verify_logits(
 def rejection_thresholds(
     *args: Any, rule: str = REJECTION, overlay: Overlay | None = None, **named: Any
 ) -> tuple[Tensor, Tensor]:
-    """Runs the operator. Parameters are those of `bind_chains`."""
-    chains, _ = bind_chains(*args, **named)
+    """Runs the operator. Parameters are those of `DraftChains`."""
+    chains = DraftChains(*args, **named)
     check("rejection_thresholds", chains, rule=rule)
     nodes, offsets = chains.tokens.shape[0], chains.offsets
     launches = _ChainLaunches("rejection_thresholds", chains, rule, max(nodes - 1, 0), overlay=overlay)

@@ -216,7 +216,7 @@ def rejection_thresholds(
     Raises:
         ValueError: As rejection_verify.
     """
-    chains, _ = bind_chains(tokens, offsets, proposal_kinds, dist_index, target, draft, token_ids)
+    chains = DraftChains(tokens, offsets, proposal_kinds, dist_index, target, draft, token_ids)
     check("rejection_thresholds", chains, rule=rule)
     places, accept, reach = _thresholds(chains, rule)
     residual = residual_weights(torch.arange(len(tokens), device=tokens.device), chains, places, reach)

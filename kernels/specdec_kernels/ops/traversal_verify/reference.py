@@ -191,7 +191,7 @@ def traversal_thresholds(
     Raises:
         ValueError: As traversal_verify.
     """
-    given, _ = bind_trees(
+    given = DraftTrees(
         tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index, target, draft, token_ids, score_only
     )
     check(given)
