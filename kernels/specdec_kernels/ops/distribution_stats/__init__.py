@@ -1,4 +1,7 @@
-"""Operator distribution_stats: four numbers per row that define its sampling distribution."""
+"""Operator distribution_stats: four numbers per row that define its sampling distribution.
+
+Temperature, top-k, top-p and min-p act here. Penalties, biases and masks are applied before, by `process_logits`.
+"""
 
 from __future__ import annotations
 
