@@ -32,16 +32,21 @@ class Rule(Protocol):
     prefers: str
 
     def why_not(self, needs: Needs) -> str | None:
-        """Returns why the rule cannot verify the drafts of a drafter, in one sentence, or None if it can."""
-        ...
+        """Returns why the rule cannot verify the drafts of a drafter, in one sentence, or None if it can.
+
+        A rule that inherits from this class verifies the drafts of every drafter unless it overrides the method.
+        """
+        return None
 
     def why_not_sampling(self, params: Any) -> str | None:
         """Returns why the rule cannot serve a request, in one sentence, or None if it can.
 
+        A rule that inherits from this class serves every request unless it overrides the method.
+
         Args:
             params: The request's `SamplingParams`.
         """
-        ...
+        return None
 
     def __call__(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng) -> Acceptance:
         """Verifies a draft.

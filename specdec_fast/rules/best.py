@@ -29,9 +29,8 @@ from torch import Tensor
 from specdec_fast.adaptive.exact_acceptance import expected_accepted, likeliest_accepted
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.interfaces import Acceptance, Needs, Rng, Rule
+from specdec_fast.interfaces import Acceptance, Needs, Rng, Rule, ThresholdRule
 from specdec_fast.rules import get_rule, traversal
-from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan
 
 LIKELIEST = "likeliest tokens"
@@ -53,7 +52,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class Best(ThresholdRule):
     """Chooses a lossless rule by the drafter's capabilities and by a sample of its drafts.
 
     The choice never depends on the tokens that are verified next, because that would change the distribution. An engine
@@ -134,14 +133,6 @@ class Best:
             "the drafter samples trees; traversal verification accepts at least as many tokens as rule "
             "recursive_rejection, and takes every proposal distribution",
         )
-
-    def why_not(self, needs: Needs) -> str | None:
-        """Accepts the drafts of every drafter."""
-        return None
-
-    def why_not_sampling(self, params: SamplingParams) -> str | None:
-        """Serves every request."""
-        return None
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from specdec_fast.core.distributions import PendingDistributions, TokenDistributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.interfaces import Acceptance, Rng, Rule
 from specdec_fast.rules.replay import match_choices, sample_and_match
 from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
+class Greedy(Rule):
     """Accepts the target's arg-max, in any tree. Refuses requests with a temperature above 0.
 
     Source:
@@ -29,10 +29,6 @@ class Greedy:
     replays: bool = True
     uses_q: bool = False
     prefers: str = "greedy"
-
-    def why_not(self, needs: Needs) -> str | None:
-        """Accepts the drafts of every drafter."""
-        return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
         """Refuses temperatures above 0."""

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.interfaces import Acceptance, Needs, Rng, ThresholdRule
 from specdec_fast.rules.rejection import chain_thresholds, verify_chains
-from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, distribution_stats, draft_sample, typical_verify
 
 _NEXT_TOKEN_DRAW = 2**30  # index of the draw of the next token; no drafter uses an index this large
@@ -37,7 +36,7 @@ def _thresholds_of_path(path: Tensor, target_dists: TokenDistributions) -> tuple
 
 
 @dataclass(frozen=True, slots=True)
-class Typical:
+class Typical(ThresholdRule):
     """Typical acceptance. Lossy. Takes any tree; draft distributions are not used.
 
     Args:
@@ -70,14 +69,6 @@ class Typical:
         options = "" if usual else f":epsilon={self.epsilon:g},delta={self.delta:g}"
         object.__setattr__(self, "name", self.name or f"lossy{options}")
 
-    def why_not(self, needs: Needs) -> str | None:
-        """Accepts the drafts of every drafter."""
-        return None
-
-    def why_not_sampling(self, params: SamplingParams) -> str | None:
-        """Serves every request."""
-        return None
-
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
@@ -101,7 +92,7 @@ class Typical:
 
 
 @dataclass(frozen=True, slots=True)
-class Lenience:
+class Lenience(ThresholdRule):
     """Rejection with lenience. Lossy. Takes chains.
 
     Args:
@@ -137,10 +128,6 @@ class Lenience:
             return "rule lossy:lenience: got a drafter that proposes trees; expected chains, or lossy (typical)"
         return None
 
-    def why_not_sampling(self, params: SamplingParams) -> str | None:
-        """Serves every request."""
-        return None
-
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
@@ -164,7 +151,7 @@ class Lenience:
 
 
 @dataclass(frozen=True, slots=True)
-class TopTokens:
+class TopTokens(ThresholdRule):
     """Keeps tokens among the target's likeliest. Lossy. Takes any tree and accepts the longest such path.
 
     Draft distributions are not used. Temperature and filters affect only the next token. Tokens with a logit of -inf
@@ -198,14 +185,6 @@ class TopTokens:
             object.__setattr__(self, name, int(value))
         also = f",least={self.least}" if self.least else ""
         object.__setattr__(self, "name", self.name or f"lossy:among={self.among}{also}")
-
-    def why_not(self, needs: Needs) -> str | None:
-        """Accepts the drafts of every drafter."""
-        return None
-
-    def why_not_sampling(self, params: SamplingParams) -> str | None:
-        """Serves every request."""
-        return None
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None

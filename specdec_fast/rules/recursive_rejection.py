@@ -15,8 +15,7 @@ from torch import Tensor
 
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.interfaces import Acceptance, Rng, ThresholdRule
 from specdec_kernels import TreePlan, recursive_rejection_thresholds, recursive_rejection_verify
 
 
@@ -76,7 +75,7 @@ def verify_trees(
 
 
 @dataclass(frozen=True, slots=True)
-class RecursiveRejection:
+class RecursiveRejection(ThresholdRule):
     """Verifies trees from the root: any tree, any proposal distribution, any temperature.
 
     Source:
@@ -90,14 +89,6 @@ class RecursiveRejection:
     uses_q: bool = True
     prefers: str = "sampled"
     from_leaves: bool = False
-
-    def why_not(self, needs: Needs) -> str | None:
-        """Accepts the drafts of every drafter."""
-        return None
-
-    def why_not_sampling(self, params: SamplingParams) -> str | None:
-        """Serves every request."""
-        return None
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None

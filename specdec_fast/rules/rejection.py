@@ -15,8 +15,7 @@ from torch import Tensor
 
 from specdec_fast.core.distributions import PendingDistributions, TokenDistributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.interfaces import Acceptance, Needs, Rng, ThresholdRule
 from specdec_kernels import TreePlan, rejection_thresholds, rejection_verify, rejection_verify_logits
 
 
@@ -88,7 +87,7 @@ def _chain_arguments(rule: str, draft: Draft) -> tuple[tuple[Tensor, ...], Any, 
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(ThresholdRule):
     """Verifies chains by speculative sampling. Chains may be sampled or deterministic.
 
     Rule `block` inherits from this class and differs only in its name, which selects the algorithm of the operators.
@@ -108,10 +107,6 @@ class Rejection:
         """Refuses drafters of trees."""
         if needs.topology != "chain":
             return f"rule {self.name}: got a drafter that proposes trees; expected chains"
-        return None
-
-    def why_not_sampling(self, params: SamplingParams) -> str | None:
-        """Serves every request."""
         return None
 
     def __call__(

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from specdec_fast.core.distributions import PendingDistributions, TokenDistributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.interfaces import Acceptance, Rng, Rule
 from specdec_kernels import TreePlan, exact_match_verify, replay_sample, replay_verify
 
 
@@ -70,7 +69,7 @@ def sample_and_match(draft: Draft, plan: TreePlan, dists: PendingDistributions, 
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Rule):
     """Accepts the tokens that plain decoding with the same seed would emit: any tree, any temperature.
 
     Draft distributions are not used, so drafters may drop nodes and select tokens by any criterion.
@@ -84,14 +83,6 @@ class Replay:
     replays: bool = True
     uses_q: bool = False
     prefers: str = "coupled"
-
-    def why_not(self, needs: Needs) -> str | None:
-        """Accepts the drafts of every drafter."""
-        return None
-
-    def why_not_sampling(self, params: SamplingParams) -> str | None:
-        """Serves every request."""
-        return None
 
     def __call__(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng) -> Acceptance:
         """Accepts the longest path of tokens that the target samples itself."""

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.interfaces import Acceptance, Rng, ThresholdRule
 from specdec_fast.rules.recursive_rejection import tree_arguments, verify_trees
-from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, traversal_thresholds, traversal_verify
 
 
 @dataclass(frozen=True, slots=True)
-class Traversal:
+class Traversal(ThresholdRule):
     """Verifies trees from the leaves: any tree, any proposal distribution, any temperature.
 
     Source:
@@ -34,14 +33,6 @@ class Traversal:
     uses_q: bool = True
     prefers: str = "sampled"
     from_leaves: bool = True
-
-    def why_not(self, needs: Needs) -> str | None:
-        """Accepts the drafts of every drafter."""
-        return None
-
-    def why_not_sampling(self, params: SamplingParams) -> str | None:
-        """Serves every request."""
-        return None
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None

@@ -21,6 +21,7 @@ from torch import Tensor
 from specdec_kernels import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
 from specdec_kernels.dispatch import extension
 from specdec_kernels.dispatch.backend_request import parse_request
+from specdec_kernels.dispatch.operator import lazy_import
 
 CALLS: list[str] = []
 
@@ -240,3 +241,10 @@ def test_dispatch_costs_little(op: Op) -> None:
         return min(times)
 
     assert best_of(nothing) < 2 * best_of(lambda x: torch.add(x, x))
+
+
+def test_a_lazy_import_imports_when_it_is_called() -> None:
+    assert lazy_import("specdec_kernels.ops.kv_slots", "reference:kv_slots")() is OPS["kv_slots"].reference
+    absent = lazy_import("specdec_kernels.ops.kv_slots", "no_such_module:kv_slots")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        absent()

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from inspect import signature as parameters_of
 from typing import Any, NamedTuple
 
@@ -73,6 +74,20 @@ class Backend:
     missing: Callable[[], str | None] = _no_reason
     graph_devices: Mapping[str, str] = field(default_factory=dict)
     not_worth: Callable[..., str | None] = _no_reason
+
+
+def lazy_import(package: str, place: str) -> Callable[[], Callable[..., Any]]:
+    """Makes the `load` of a backend: it imports a function of the operator's package on first use.
+
+    Args:
+        package: `__name__` of the package.
+        place: "module:function".
+
+    Returns:
+        A function without arguments that returns the imported function.
+    """
+    module, _, name = place.partition(":")
+    return lambda: getattr(import_module(f".{module}", package), name)
 
 
 class Explanation(NamedTuple):

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Hashable
 
 from torch import Tensor
 
 from ...dispatch.extension import cpu_backend
-from ...dispatch.operator import Op
+from ...dispatch.operator import Op, lazy_import
 from .reference import batch_invariant_linear as _reference
-
-
-def _load_cpu() -> Callable[..., Any]:
-    from .cpu_kernel import batch_invariant_linear
-
-    return batch_invariant_linear
 
 
 def _key(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Hashable:
@@ -27,7 +20,10 @@ def _why_not(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | Non
 
 
 batch_invariant_linear = Op(
-    "batch_invariant_linear", _reference, [cpu_backend(_load_cpu, _why_not, op="batch_invariant_linear")], key=_key
+    "batch_invariant_linear",
+    _reference,
+    [cpu_backend(lazy_import(__name__, "cpu_kernel:batch_invariant_linear"), _why_not, op="batch_invariant_linear")],
+    key=_key,
 )
 
 __all__ = ["batch_invariant_linear"]

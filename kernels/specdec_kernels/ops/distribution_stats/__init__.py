@@ -5,11 +5,8 @@ Temperature, top-k, top-p and min-p act here. Penalties, biases and masks are ap
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from ...dispatch.extension import cpu_backend
-from ...dispatch.operator import Op
+from ...dispatch.operator import Op, lazy_import
 from ...triton_shared.triton_backend import triton_backend, why_not_float64
 from .reference import dist_probs
 from .reference import distribution_stats as _reference
@@ -17,22 +14,13 @@ from .reference import distribution_stats as _reference
 __all__ = ["dist_probs", "distribution_stats"]
 
 
-def _load_cpu() -> Callable[..., Any]:
-    from .cpu_kernel import distribution_stats
-
-    return distribution_stats
-
-
-def _load_triton() -> Callable[..., Any]:
-    from .launch import distribution_stats
-
-    return distribution_stats
-
-
 distribution_stats = Op(
     "distribution_stats",
     _reference,
-    [triton_backend(_load_triton, why_not_float64), cpu_backend(_load_cpu, op="distribution_stats")],
+    [
+        triton_backend(lazy_import(__name__, "launch:distribution_stats"), why_not_float64),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:distribution_stats"), op="distribution_stats"),
+    ],
     direct_backends=("triton",),
     overlaid="logits",
 )

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ...dispatch.extension import cpu_backend
-from ...dispatch.operator import Op
+from ...dispatch.operator import Op, lazy_import
 from .decoder_table import DecoderLayer, DecoderTable
 from .reference import fused_forward as _reference
-
-
-def _load_cpu() -> Callable[..., Any]:
-    from .cpu_kernel import fused_forward
-
-    return fused_forward
 
 
 def why_not_decoder(decoder: DecoderTable, *args: Any, **kwargs: Any) -> str | None:
@@ -31,7 +25,10 @@ def decoder_key(decoder: DecoderTable, tokens: Tensor, *args: Any, **kwargs: Any
 
 
 # not in graphs: the schema takes addresses and cannot declare that caches are written
-_CPU = replace(cpu_backend(_load_cpu, why_not_decoder, op="fused_forward"), graph_devices={})
+_CPU = replace(
+    cpu_backend(lazy_import(__name__, "cpu_kernel:fused_forward"), why_not_decoder, op="fused_forward"),
+    graph_devices={},
+)
 fused_forward = Op("fused_forward", _reference, [_CPU], key=decoder_key)
 
 __all__ = ["DecoderLayer", "DecoderTable", "fused_forward"]

@@ -8,34 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from ...dispatch.extension import cpu_backend, cuda_backend
-from ...dispatch.operator import Op, first_tensor_key
+from ...dispatch.operator import Op, first_tensor_key, lazy_import
 from ...triton_shared.triton_backend import INTERPRETED, triton_backend
 from . import reference
 from .cache_table import CacheTable
-
-
-def _load(
-    name: str,
-) -> Callable[[], Callable[..., Any]]:  # one operator: the dispatcher selects CPU or CUDA by its tensors
-    def load() -> Callable[..., Any]:
-        if name == "kv_commit_scratch":
-            from . import scratch_cpu_kernel
-
-            return scratch_cpu_kernel.kv_commit_scratch
-        from . import cpu_kernel
-
-        return getattr(cpu_kernel, name)
-
-    return load
-
-
-def _load_triton(name: str) -> Callable[[], Callable[..., Any]]:
-    def load() -> Callable[..., Any]:
-        from . import launch
-
-        return getattr(launch, name)
-
-    return load
 
 
 def _why_not_list(caches: Any, *args: Any, **kwargs: Any) -> str | None:
@@ -52,8 +28,10 @@ def _key(caches: Any, *args: Any, **kwargs: Any) -> Hashable:
 def _make_op(
     name: str, key: Callable[..., Hashable], why_not: Callable[..., str | None] | None, check_data: Callable[..., None]
 ) -> Op:
-    triton = triton_backend(_load_triton(name), why_not)
-    backends = [cuda_backend(_load(name)), triton, cpu_backend(_load(name), op="kv_commit_pages")]
+    # C++ and CUDA share one torch operator: the dispatcher selects the device by its tensors.
+    compiled = lazy_import(__name__, f"{'scratch_cpu_kernel' if name == 'kv_commit_scratch' else 'cpu_kernel'}:{name}")
+    triton = triton_backend(lazy_import(__name__, f"launch:{name}"), why_not)
+    backends = [cuda_backend(compiled), triton, cpu_backend(compiled, op="kv_commit_pages")]
     return Op(name, getattr(reference, name), backends, key=key, check_data=check_data)
 
 

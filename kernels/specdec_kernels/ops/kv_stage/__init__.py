@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
 
 from ...dispatch.extension import cpu_backend, cuda_backend
-from ...dispatch.operator import Op
+from ...dispatch.operator import Op, lazy_import
 from ...triton_shared.triton_backend import INTERPRETED, triton_backend
 from .reference import check_arguments
 from .reference import kv_stage as _reference
-
-
-def _load() -> Callable[..., Any]:  # one operator: the dispatcher selects CPU or CUDA by its tensors
-    from .cpu_kernel import kv_stage
-
-    return kv_stage
-
-
-def _load_triton() -> Callable[..., Any]:
-    from .launch import kv_stage
-
-    return kv_stage
 
 
 def _why_not_triton(*args: Any, **kwargs: Any) -> str | None:
@@ -38,10 +26,16 @@ def _key(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slo
     return key.device, key.dtype, key_cache.shape[2:] == value_cache.shape[2:]
 
 
+# C++ and CUDA share one torch operator: the dispatcher selects the device by its tensors.
+_compiled = lazy_import(__name__, "cpu_kernel:kv_stage")
 kv_stage = Op(
     "kv_stage",
     _reference,
-    [cuda_backend(_load), triton_backend(_load_triton, _why_not_triton), cpu_backend(_load, op="kv_stage")],
+    [
+        cuda_backend(_compiled),
+        triton_backend(lazy_import(__name__, "launch:kv_stage"), _why_not_triton),
+        cpu_backend(_compiled, op="kv_stage"),
+    ],
     key=_key,
     check_data=check_arguments,
 )

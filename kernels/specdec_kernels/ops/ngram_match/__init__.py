@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from ...dispatch.extension import cpu_backend
-from ...dispatch.operator import Op
+from ...dispatch.operator import Op, lazy_import
 from ...triton_shared.triton_backend import triton_backend
 from .reference import ngram_match as _reference
-
-
-def _load_cpu() -> Callable[..., Any]:
-    from .cpu_kernel import ngram_match
-
-    return ngram_match
-
-
-def _load_triton() -> Callable[..., Any]:
-    from .launch import ngram_match
-
-    return ngram_match
-
 
 ngram_match = Op(
     "ngram_match",
     _reference,
-    [triton_backend(_load_triton), cpu_backend(_load_cpu, op="ngram_match")],
+    [
+        triton_backend(lazy_import(__name__, "launch:ngram_match")),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:ngram_match"), op="ngram_match"),
+    ],
     direct_backends=("triton",),
 )
 

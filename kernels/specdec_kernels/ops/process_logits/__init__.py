@@ -5,11 +5,8 @@ Temperature, top-k, top-p and min-p are not applied here: `distribution_stats` t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from ...dispatch.extension import cpu_backend
-from ...dispatch.operator import Op
+from ...dispatch.operator import Op, lazy_import
 from ...triton_shared.triton_backend import triton_backend, why_not_float64
 from .processors import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks
 from .reference import process_logits as _reference
@@ -17,20 +14,11 @@ from .reference import process_logits as _reference
 __all__ = ["ALWAYS", "Additions", "Forced", "NodePaths", "Penalties", "TokenMasks", "process_logits"]
 
 
-def _load_cpu() -> Callable[..., Any]:
-    from .cpu_kernel import process_logits
-
-    return process_logits
-
-
-def _load_triton() -> Callable[..., Any]:
-    from .launch import process_logits
-
-    return process_logits
-
-
 process_logits = Op(
     "process_logits",
     _reference,
-    [triton_backend(_load_triton, why_not_float64), cpu_backend(_load_cpu, op="process_logits")],
+    [
+        triton_backend(lazy_import(__name__, "launch:process_logits"), why_not_float64),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:process_logits"), op="process_logits"),
+    ],
 )

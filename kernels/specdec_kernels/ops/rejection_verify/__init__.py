@@ -4,11 +4,8 @@ distribution_stats in it) and rejection_thresholds (their introspection).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from ...dispatch.extension import cpu_backend
-from ...dispatch.operator import Op
+from ...dispatch.operator import Op, lazy_import
 from ...triton_shared.triton_backend import dists_signature, triton_backend, why_not_float64_dists
 from .._proposals.checks import DETERMINISTIC, SAMPLED
 from .checks import BLOCK_RULE, REJECTION
@@ -27,42 +24,6 @@ __all__ = [
 ]
 
 
-def _load_verify() -> Callable[..., Any]:
-    from .cpu_kernel import rejection_verify
-
-    return rejection_verify
-
-
-def _load_verify_logits() -> Callable[..., Any]:
-    from .cpu_kernel import rejection_verify_logits
-
-    return rejection_verify_logits
-
-
-def _load_thresholds() -> Callable[..., Any]:
-    from .cpu_kernel import rejection_thresholds
-
-    return rejection_thresholds
-
-
-def _load_triton_verify() -> Callable[..., Any]:
-    from .launch import rejection_verify
-
-    return rejection_verify
-
-
-def _load_triton_thresholds() -> Callable[..., Any]:
-    from .launch import rejection_thresholds
-
-    return rejection_thresholds
-
-
-def _load_triton_logits() -> Callable[..., Any]:
-    from .launch import rejection_verify_logits
-
-    return rejection_verify_logits
-
-
 _DISTS = {"target": 4, "draft": 5}
 _LOGITS = {"logits": 4, "draft": 6}
 _key = dists_signature(**_DISTS)
@@ -70,7 +31,10 @@ _why_not = why_not_float64_dists(**_DISTS)
 rejection_verify = Op(
     "rejection_verify",
     _verify,
-    [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="rejection_verify")],
+    [
+        triton_backend(lazy_import(__name__, "launch:rejection_verify"), _why_not),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:rejection_verify"), op="rejection_verify"),
+    ],
     key=_key,
     direct_backends=("triton",),
     overlaid="target",
@@ -79,8 +43,8 @@ rejection_verify_logits = Op(
     "rejection_verify_logits",
     _verify_logits,
     [
-        triton_backend(_load_triton_logits, why_not_float64_dists(**_LOGITS)),
-        cpu_backend(_load_verify_logits, op="rejection_verify_logits"),
+        triton_backend(lazy_import(__name__, "launch:rejection_verify_logits"), why_not_float64_dists(**_LOGITS)),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:rejection_verify_logits"), op="rejection_verify_logits"),
     ],
     key=dists_signature(**_LOGITS),
     direct_backends=("triton",),
@@ -89,7 +53,10 @@ rejection_verify_logits = Op(
 rejection_thresholds = Op(
     "rejection_thresholds",
     _thresholds,
-    [triton_backend(_load_triton_thresholds, _why_not), cpu_backend(_load_thresholds, op="rejection_thresholds")],
+    [
+        triton_backend(lazy_import(__name__, "launch:rejection_thresholds"), _why_not),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:rejection_thresholds"), op="rejection_thresholds"),
+    ],
     key=_key,
     overlaid="target",
 )

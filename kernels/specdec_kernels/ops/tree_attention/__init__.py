@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
 
 from ...dispatch.extension import cpu_backend, why_not_on_device
-from ...dispatch.operator import Backend, Op
+from ...dispatch.operator import Backend, Op, lazy_import
 from ...triton_shared.triton_backend import triton_backend
 from . import sdpa_kernel
 from .plan import AttentionPlan
@@ -17,24 +17,6 @@ from .reference import check_data
 from .reference import tree_attention as _reference
 
 __all__ = ["AttentionPlan", "attention_plan", "plan_for", "tree_attention"]
-
-
-def _load_cpu() -> Callable[..., Any]:
-    from .cpu_kernel import tree_attention
-
-    return tree_attention
-
-
-def _load_triton() -> Callable[..., Any]:
-    from .launch import tree_attention
-
-    return tree_attention
-
-
-def _load_plan() -> Callable[..., Any]:
-    from .stream_k import attention_plan
-
-    return attention_plan
 
 
 def _one_dtype(query: Tensor, key_cache: Tensor, *args: Any, **kwargs: Any) -> str | None:
@@ -78,14 +60,16 @@ tree_attention = Op(
     "tree_attention",
     _reference,
     [
-        triton_backend(_load_triton, _why_not_triton),
+        triton_backend(lazy_import(__name__, "launch:tree_attention"), _why_not_triton),
         Backend("sdpa", lambda: sdpa_kernel.tree_attention, _why_not_sdpa, not_worth=sdpa_kernel.not_worth),
-        cpu_backend(_load_cpu, _one_dtype, op="tree_attention"),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:tree_attention"), _one_dtype, op="tree_attention"),
     ],
     key=_key,
     check_data=check_data,
 )
-attention_plan = Op("attention_plan", _plan_reference, [triton_backend(_load_plan)])
+attention_plan = Op(
+    "attention_plan", _plan_reference, [triton_backend(lazy_import(__name__, "stream_k:attention_plan"))]
+)
 
 
 def plan_for(

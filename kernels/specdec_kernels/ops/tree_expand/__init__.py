@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
 
 from ...dispatch.extension import cpu_backend
-from ...dispatch.operator import Op
+from ...dispatch.operator import Op, lazy_import
 from ...triton_shared.triton_backend import INTERPRETED, triton_backend
 from .reference import tree_expand as _reference
 
 __all__ = ["tree_expand"]
-
-
-def _load_cpu() -> Callable[..., Any]:
-    from .cpu_kernel import tree_expand
-
-    return tree_expand
-
-
-def _load_triton() -> Callable[..., Any]:
-    from .launch import tree_expand
-
-    return tree_expand
 
 
 def _why_not_triton(logits: Tensor, *args: Any, width: int, **kwargs: Any) -> str | None:
@@ -42,7 +30,10 @@ def _key(logits: Tensor, *args: Any, **kwargs: Any) -> Hashable:
 tree_expand = Op(
     "tree_expand",
     _reference,
-    [triton_backend(_load_triton, _why_not_triton), cpu_backend(_load_cpu, op="tree_expand")],
+    [
+        triton_backend(lazy_import(__name__, "launch:tree_expand"), _why_not_triton),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:tree_expand"), op="tree_expand"),
+    ],
     key=_key,
     direct_backends=("triton",),
 )

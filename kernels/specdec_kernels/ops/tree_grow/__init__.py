@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
 
 from ...dispatch.extension import cpu_backend
-from ...dispatch.operator import Op
+from ...dispatch.operator import Op, lazy_import
 from ...triton_shared.triton_backend import INTERPRETED, triton_backend
 from .reference import Growth
 from .reference import tree_grow as _reference
 
 __all__ = ["Growth", "tree_grow"]
-
-
-def _load_cpu() -> Callable[..., Any]:
-    from .cpu_kernel import tree_grow
-
-    return tree_grow
-
-
-def _load_triton() -> Callable[..., Any]:
-    from .launch import tree_grow
-
-    return tree_grow
 
 
 def _why_not_triton(logits: Tensor, *args: Any, width: int, **kwargs: Any) -> str | None:
@@ -43,7 +31,10 @@ def _key(logits: Tensor, *args: Any, **kwargs: Any) -> Hashable:
 tree_grow = Op(
     "tree_grow",
     _reference,
-    [triton_backend(_load_triton, _why_not_triton), cpu_backend(_load_cpu, op="tree_grow")],
+    [
+        triton_backend(lazy_import(__name__, "launch:tree_grow"), _why_not_triton),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:tree_grow"), op="tree_grow"),
+    ],
     key=_key,
     direct_backends=("triton",),
 )

@@ -5,30 +5,18 @@ This plan is the structure of the trees. How one attention pass splits its work 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
 
 from ...dispatch.extension import cpu_backend
-from ...dispatch.operator import Op
+from ...dispatch.operator import Op, lazy_import
 from ...triton_shared.triton_backend import INTERPRETED, triton_backend
 from .plan import MOST_NODES, MOST_ROWS, TreePlan
 from .reference import tree_plan as _reference
 
 __all__ = ["TreePlan", "tree_plan"]
-
-
-def _load_cpu() -> Callable[..., Any]:
-    from .cpu_kernel import tree_plan
-
-    return tree_plan
-
-
-def _load_triton() -> Callable[..., Any]:
-    from .launch import tree_plan
-
-    return tree_plan
 
 
 def _why_not_triton(*args: Any, **kwargs: Any) -> str | None:
@@ -47,7 +35,10 @@ def _key(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> Hash
 tree_plan = Op(
     "tree_plan",
     _reference,
-    [triton_backend(_load_triton, _why_not_triton), cpu_backend(_load_cpu)],
+    [
+        triton_backend(lazy_import(__name__, "launch:tree_plan"), _why_not_triton),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:tree_plan")),
+    ],
     key=_key,
     direct_backends=("triton",),
     check_data=_reference,
