@@ -14,6 +14,7 @@ from torch import Tensor
 from specdec_fast.core.chain_layout import ChainLayout, chain_layout
 from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.draft_runners.cross_vocab import CrossVocab, GrowingText
+from specdec_fast.draft_runners.row_limit import check_row_limit
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 
 
@@ -45,12 +46,7 @@ class DraftChainRunner:
         Raises:
             ValueError: If the draft model has fewer rows than the engine.
         """
-        max_rows = self.model.cache.max_rows
-        if max(rows) >= max_rows:
-            raise ValueError(
-                f"draft_model: got row {max(rows)} of the engine and a draft with room for {max_rows} rows; expected "
-                "at least as many as the target has; build the draft with the target's max_rows"
-            )
+        check_row_limit("draft_model", rows, self.model)
         for row in rows:
             self._stored[row], self._fed[row] = (0, []), []
             if self._translation is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, table_to_device
 from specdec_fast.core.draft import Draft
+from specdec_fast.draft_runners.row_limit import check_row_limit
 from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
 from specdec_fast.trees.logits_source import Staged
 
@@ -46,12 +47,7 @@ class DraftTreeRunner:
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         """Adds rows, with nothing stored. Raises ValueError if the draft model has fewer rows than the engine."""
-        max_rows = self.model.cache.max_rows
-        if max(rows) >= max_rows:
-            raise ValueError(
-                f"{self._name}: got row {max(rows)} of the engine and a draft with room for {max_rows} rows; "
-                "expected at least as many as the target has; build the draft with the target's max_rows"
-            )
+        check_row_limit(self._name, rows, self.model)
         for row in rows:
             self._stored[row], self._scored[row] = (0, None), 0
         self._uncertain.update(rows)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import setuptools
+from oracles.fake_checkout import fake_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,14 +84,7 @@ esac
 @pytest.fixture
 def checkout(tmp_path: Path) -> Iterator[Path]:
     """Makes a checkout with a Python that builds nothing."""
-    for name in ("Makefile", "setup.py", "pyproject.toml", "requirements/demo.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    for name, text in (("python", PYTHON), ("specdec", "#!/bin/sh\n")):
-        program = tmp_path / "env" / "bin" / name
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(text)
-        program.chmod(0o755)
+    fake_checkout(tmp_path, python=PYTHON, specdec="#!/bin/sh\n")
     (tmp_path / "status").write_text("0")
     yield tmp_path
     (tmp_path / "waiting").unlink(missing_ok=True)

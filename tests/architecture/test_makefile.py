@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from oracles.fake_checkout import fake_checkout
 
 NEEDS_MAKE = pytest.mark.skipif(
     shutil.which("make") is None or not Path("/bin/bash").exists(), reason="no make or no bash"
@@ -22,16 +23,9 @@ esac
 
 
 @NEEDS_MAKE
-def test_when_the_extensions_are_built(tmp_path: Path, root: Path) -> None:
+def test_when_the_extensions_are_built(tmp_path: Path) -> None:
     """With a Python that only records its arguments."""
-    for name in ("Makefile", "setup.py", "pyproject.toml", "requirements/demo.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(root / name, tmp_path / name)
-    for name, text in (("python", PYTHON), ("specdec", '#!/bin/sh\necho running "$@"\n')):
-        program = tmp_path / "env" / "bin" / name
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(text)
-        program.chmod(0o755)
+    fake_checkout(tmp_path, python=PYTHON, specdec='#!/bin/sh\necho running "$@"\n')
     binary = tmp_path / "kernels" / "specdec_kernels" / "_C.abi3.so"
     binary.parent.mkdir(parents=True)
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,29 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.educational_ladder import SOURCES, module, on_path  # noqa: F401
 from oracles.interpreter import guarded, watched
 from torch import Tensor
 
 from specdec_kernels import plan_for, tree_attention, use_backend
 
 pytest.importorskip("triton")
-LADDER = Path(__file__).resolve().parents[2] / "kernels" / "educational" / "tree_attention"
-SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(LADDER.glob("*.py"))}
 STEPS = [name for name, text in SOURCES.items() if "import triton\n" in text and "\ndef tree_attention(" in text]
 """The Triton steps, and variants that are put beside them."""
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-
-
-@pytest.fixture(autouse=True)
-def on_path() -> Iterator[None]:
-    """Puts the folder of the files first in the path, since they import each other as programs do."""
-    sys.path.insert(0, str(LADDER))
-    yield
-    sys.path.remove(str(LADDER))
-
-
-def module(name: str) -> ModuleType:
-    return import_module(name)
 
 
 def fenced(batch: Any) -> Any:

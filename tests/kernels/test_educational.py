@@ -9,16 +9,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.educational_ladder import LADDER, ROOT, SOURCES, module, on_path  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -26,28 +25,13 @@ from specdec_kernels import AttentionPlan, simulated_gpu, tree_attention, use_ba
 from specdec_kernels.inspection import machine_code
 
 pytest.importorskip("triton")
-ROOT = Path(__file__).resolve().parents[2]
-LADDER = ROOT / "kernels" / "educational" / "tree_attention"
 PAGE = ROOT / "docs" / "kernels" / "tree-attention-ladder.md"
-SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(LADDER.glob("*.py"))}
 STEPS = [name for name, source in SOURCES.items() if "\ndef tree_attention(" in source]
 """The ladder, and variants that are put beside it."""
 TRITON_STEPS = [name for name in STEPS if "import triton\n" in SOURCES[name]]
 PYTORCH_STEPS = [name for name in STEPS if name not in TRITON_STEPS]
 LOOP, MATMUL, ONLINE = "step1_loop", "step2_masked_matmul", "step3_online_softmax"
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-13}
-
-
-@pytest.fixture(autouse=True)
-def on_path() -> Iterator[None]:
-    """Puts the folder of the files first in the path, since they import each other as programs do."""
-    sys.path.insert(0, str(LADDER))
-    yield
-    sys.path.remove(str(LADDER))
-
-
-def module(name: str) -> ModuleType:
-    return import_module(name)
 
 
 @st.composite

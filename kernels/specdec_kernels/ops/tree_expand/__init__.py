@@ -15,13 +15,15 @@ from .reference import tree_expand as _reference
 __all__ = ["tree_expand"]
 
 
-def _why_not_triton(logits: Tensor, *args: Any, width: int, **kwargs: Any) -> str | None:
+def why_not_triton(logits: Tensor, *args: Any, width: int, **kwargs: Any) -> str | None:
+    """Returns why the Triton kernels of tree_expand and tree_grow cannot serve a call, or None."""
     from .launch import why_not
 
     return why_not(logits, width)
 
 
-def _key(logits: Tensor, *args: Any, **kwargs: Any) -> Hashable:
+def expansion_key(logits: Tensor, *args: Any, **kwargs: Any) -> Hashable:
+    """Computes the signature of a call of tree_expand or tree_grow, for the choice of its backend."""
     if logits.is_cpu and not INTERPRETED:
         return logits.dtype
     return logits.device, logits.dtype, logits.shape[-1], kwargs["width"]
@@ -31,9 +33,9 @@ tree_expand = Op(
     "tree_expand",
     _reference,
     [
-        triton_backend(lazy_import(__name__, "launch:tree_expand"), _why_not_triton),
+        triton_backend(lazy_import(__name__, "launch:tree_expand"), why_not_triton),
         cpu_backend(lazy_import(__name__, "cpu_kernel:tree_expand"), op="tree_expand"),
     ],
-    key=_key,
+    key=expansion_key,
     direct_backends=("triton",),
 )
