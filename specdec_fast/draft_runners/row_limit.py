@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdec_fast.interfaces import Target
+from specdec_fast.targets.huggingface import HuggingFaceTarget
 
 
-def check_row_limit(drafter: str, rows: Sequence[int], model: Target) -> None:
+def check_row_limit(drafter: str, rows: Sequence[int], model: HuggingFaceTarget) -> None:
     """Checks that a draft model has the rows of the requests that join.
 
     Args:
