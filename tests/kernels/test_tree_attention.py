@@ -271,7 +271,7 @@ def test_unsupported_options_in_a_graph_raise_clear_errors() -> None:
     with pytest.raises(Exception, match="leave tree_attention out of the graph"):
         program(*arguments(case, False))
     elsewhere = [each.to("meta") for each in arguments(case, False)]
-    with pytest.raises(ValueError, match=r"tree_attention: got .*batch_invariant inside of torch\.compile, expected"):
+    with pytest.raises(ValueError, match=r"tree_attention: got .*batch_invariant inside of torch\.compile; expected"):
         cpu_kernel.tree_attention(*elsewhere, scale=0.1, batch_invariant=True)
     assert run("cpu", case, batch_invariant=True).shape == case.query.shape
     out, lse = cpu_kernel.tree_attention(*elsewhere, scale=0.1, out=torch.empty_like(elsewhere[0]), return_lse=True)
