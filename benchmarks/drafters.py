@@ -348,7 +348,7 @@ def main() -> None:
     for name, default in numbers.items():
         said = f"default: {default}; with --merge as in the file"
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=said)
-    parser.add_argument("--only", default="", help="methods whose name contains this")
+    parser.add_argument("--only", default="", help="titles of methods, or parts of titles, separated by |")
     parser.add_argument("--merge", action="store_true", help="replace rows of the methods of --only")
     parser.add_argument("--heads", type=Path, help="folder of trained heads, by drafter, beside the bundled ones")
     parser.add_argument("--processor-time", action="store_true", help="count processor time: for a machine with others")

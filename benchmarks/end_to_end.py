@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=4, help="at batch 8 four times as many, at least 16")
     parser.add_argument("--draft-tokens", type=int, default=4)
-    parser.add_argument("--only", default="", help="settings whose name contains this")
+    parser.add_argument("--only", default="", help="names of settings, or parts of names, separated by |")
     parser.add_argument(
         "--out", type=Path, help="result file (default: that of all settings; with --only nothing is written)"
     )

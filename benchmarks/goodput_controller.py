@@ -95,7 +95,7 @@ def measure(
 
 
 def methods(only: str = "", heads: Path | None = None) -> list[str]:
-    """Returns methods under the default rule that are not warm and have their heads; `only` has parts of names."""
+    """Returns methods under the default rule that are not warm and have their heads; `only` selects by title."""
     found = [name for name, method in METHODS.items() if method.memory != "warm" and method.rule == DEFAULT]
     return [name for name in named(only, found) if not METHODS[name].own_head or METHODS[name].head(heads)]
 
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=100)
-    parser.add_argument("--only", default="", help="methods whose name contains one of these, separated by |")
+    parser.add_argument("--only", default="", help="titles of methods, or parts of titles, separated by |")
     parser.add_argument("--heads", type=Path, help="folder of trained heads, by drafter, beside the bundled ones")
     parser.add_argument(
         "--out", type=Path, help="result file (default: the table of all methods; with --only nothing is written)"
