@@ -107,8 +107,22 @@ class Comparison:
 def spread(values: Sequence[float]) -> float:
     """Returns the ratio of the largest to the smallest value; of eight or more, drops an eighth at each end."""
     ordered = sorted(values)
-    cut = len(ordered) // 8
+    cut = _num_dropped(ordered)
     return ordered[-1 - cut] / ordered[cut]
+
+
+def _num_dropped(values: Sequence[float]) -> int:
+    """Returns how many values `spread` drops at each end."""
+    return len(values) // 8
+
+
+def _measurements(texts: int, rounds: int) -> str:
+    """Describes the speed-ups that `doubt` compares."""
+    if texts == 1:
+        return f"the speed-ups of {rounds} rounds"
+    if rounds == 1:
+        return f"the speed-ups of the {texts} texts, each divided by its tau,"
+    return f"the speed-ups of the {texts} texts in {rounds} rounds, each divided by its tau,"
 
 
 def doubt(comparisons: Sequence[Comparison], speedup: float, tau: float) -> str | None:
@@ -131,7 +145,9 @@ def doubt(comparisons: Sequence[Comparison], speedup: float, tau: float) -> str 
     rounds = [ratio / each.speculative.stats.tau for each in comparisons for ratio in each.ratios]
     apart = spread(rounds)
     if apart > MOST_SPREAD:
-        return f"{len(rounds)} measurements differ by {apart:.1f}x"
+        what, cut = _measurements(len(comparisons), len(comparisons[0].ratios)), _num_dropped(rounds)
+        ends = "" if cut == 0 else " even without the highest and the lowest" + (f" {cut}" if cut > 1 else "")
+        return f"{what} differ by a factor of {apart:.1f}{ends}"
     return None
 
 

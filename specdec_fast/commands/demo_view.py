@@ -92,7 +92,7 @@ def _speeds(plain: float, fast: float, speedup: float | None) -> str:
     """Describes both speeds; without a speed-up nothing suggests that the second one follows from the first."""
     digits = 1 if min(plain, fast) < 20 else 0
     if speedup is None:
-        return f"plain {plain:.{digits}f} tokens/s, speculative {fast:.{digits}f} tokens/s (no speed-up measured)"
+        return f"plain {plain:.{digits}f} tokens/s, speculative {fast:.{digits}f} tokens/s (speed-up withheld)"
     return f"{plain:.{digits}f} → {fast:.{digits}f} tokens/s  {speedup:.2f}x"
 
 
@@ -152,7 +152,8 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
     reasons = withheld(done, total)
     if reasons:
         less = "" if header["threads"] == 1 else ", or with --threads 1"
-        out.print(f"{reasons} Other work on this machine disturbs it: run the demo again later{less}.", style="yellow")
+        advice = f"Other work on this machine disturbs the measurement: run the demo again later{less}."
+        out.print(f"{reasons} {advice}", style="yellow")
     speeds = _speeds(total["plain_tokens_per_s"], total["speculative_tokens_per_s"], total["speedup"])
     out.print(f"{speeds}, {texts}", style="bold")
 

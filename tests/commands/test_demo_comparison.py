@@ -56,7 +56,7 @@ def test_a_ratio_that_tau_cannot_explain_is_withheld(ratio: float) -> None:
     text = shown([*quiet, measured([ratio], [1.0])])
     assert f"prose greedy {TOKENS / ratio:.1f} 48.0 ? 3.00" in text, "absolute speeds stay"
     assert f"{ratio:.2f}" not in text
-    assert "Other work on this machine disturbs it: run the demo again later, or with --threads 1." in text
+    assert "Other work on this machine disturbs the measurement: run the demo again later, or with --threads 1." in text
 
 
 def test_what_tau_explains_is_shown() -> None:
@@ -70,12 +70,12 @@ def test_a_stall_in_one_round_changes_no_median() -> None:
     done = [measured([88.0, 2.0, 2.0], [1.0] * 3), *(measured([2.0] * 3, [1.0] * 3, f"quiet-{at}") for at in range(7))]
     assert summary(done)["speedup"] == 2.0
     own = summary(done[:1])
-    assert own["speedup"] is None and own["speedup_doubt"] == "3 measurements differ by 44.0x"
+    assert own["speedup"] is None and own["speedup_doubt"] == "the speed-ups of 3 rounds differ by a factor of 44.0"
     assert own["plain_tokens_per_s"] == 24.0
     text = shown(done)
     assert "tok/s: the median of 3 rounds over all texts; tau" in text
     assert "prose greedy 24.0 48.0 ? 3.00" in text and "quiet-0 greedy 24.0 48.0 2.00 3.00" in text
-    assert "?: speed-up withheld for 1 of 8 texts, first prose (greedy): 3 measurements differ by 44.0x." in text
+    assert f"?: speed-up withheld for 1 of 8 texts, first prose (greedy): {own['speedup_doubt']}." in text
     assert text.endswith("24 → 48 tokens/s 2.00x, 8 of 8 texts identical to plain decoding")
 
 
@@ -84,15 +84,36 @@ def test_a_busy_machine_gets_no_ratio_at_all() -> None:
     ratios = [3.88, 2.74, 1.42, 0.37, 2.85, 3.7, 2.2, 1.84]
     done = [measured([ratio], [1.0], f"text-{at}") for at, ratio in enumerate(ratios)]
     found = summary(done)
-    assert found["speedup"] is None and found["speedup_doubt"] == "8 measurements differ by 2.6x"
+    differ = "the speed-ups of the 8 texts, each divided by its tau, differ by a factor of 2.6"
+    reason = f"{differ} even without the highest and the lowest"
+    assert found["speedup"] is None and found["speedup_doubt"] == reason
     text = shown(done)
-    assert "Speed-up withheld: 8 measurements differ by 2.6x." in text
+    assert f"Speed-up withheld: {reason}." in text
     assert not any(f"{ratio:.2f}" in text for ratio in ratios), "nothing says which of them were not disturbed"
     assert text.count(" ? ") == 9
     assert "tok/s: one round; tau" in text
-    speeds = r"plain \d+ tokens/s, speculative \d+ tokens/s \(no speed-up measured\)"
+    speeds = r"plain \d+ tokens/s, speculative \d+ tokens/s \(speed-up withheld\)"
     assert "→" not in text
     assert re.search(f"{speeds}, 8 of 8 texts identical to plain decoding$", text)
+
+
+@pytest.mark.parametrize(
+    ("texts", "rounds", "reason"),
+    [
+        (2, 1, "the speed-ups of the 2 texts, each divided by its tau, differ by a factor of 3.0"),
+        (2, 2, "the speed-ups of the 2 texts in 2 rounds, each divided by its tau, differ by a factor of 3.0"),
+        (1, 9, "the speed-ups of 9 rounds differ by a factor of 3.0 even without the highest and the lowest"),
+        (
+            *(8, 2),
+            "the speed-ups of the 8 texts in 2 rounds, each divided by its tau, differ by a factor of 3.0 even "
+            "without the highest and the lowest 2",
+        ),
+    ],
+)
+def test_the_reason_names_the_speed_ups_that_differ(texts: int, rounds: int, reason: str) -> None:
+    ratios = [1.0 if at % 2 else 3.0 for at in range(texts * rounds)]
+    done = [measured(ratios[at::texts], [1.0] * rounds) for at in range(texts)]
+    assert summary(done)["speedup_doubt"] == reason
 
 
 def test_texts_of_another_tau_are_no_contradiction() -> None:
