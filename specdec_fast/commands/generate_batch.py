@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,25 @@ def _non_default(params: SamplingParams) -> dict[str, Any]:
     values = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("seed", "grammar")}
     found = {name: value for name, value in values.items() if name in always or value != getattr(plain, name)}
     return found if params.grammar is None else {**found, "grammar": True}
+
+
+def busy_machine(threads: int) -> str | None:
+    """Returns advice if other work slows several threads down, or None.
+
+    Args:
+        threads: Number of CPU threads of the run.
+
+    Returns:
+        The advice if the load average of the last minute exceeds the number of cores.
+    """
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # the system has no load average
+        return None
+    cores = os.cpu_count() or 1
+    if threads < 2 or load <= cores:
+        return None
+    return f"the machine is busy (load average {load:.1f}, cores: {cores}); --threads 1 is often faster then"
 
 
 def _not_started(handle: Handle) -> bool:
@@ -178,7 +198,9 @@ class Job:
         self.out.file.flush()
 
     def print_stats(self) -> None:
-        """Prints statistics of all requests together to standard error."""
+        """Prints statistics of all requests together to standard error, with advice on a busy machine."""
+        import torch
+
         from specdec_fast.commands.terminal_output import stats_table
         from specdec_fast.engine.stats import RequestStats
 
@@ -192,6 +214,10 @@ class Job:
             (handle,) = self.handles
             table.add_row("ended by", f"{handle.finish_reason}; seed {handle.params.seed}")
         self.err.print(table)
+        if self._streams and self.engine.target.device.type == "cpu":
+            advice = busy_machine(torch.get_num_threads())
+            if advice is not None:
+                self.err.print(f"specdec: note: {advice}", soft_wrap=True)
 
     def print_legend(self) -> None:
         """Prints the meaning of the colours to standard error."""

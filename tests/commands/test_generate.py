@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specdec_fast import SamplingParams, load
+from specdec_fast.commands.generate_batch import busy_machine
 from specdec_fast.commands.prompts import unescape
 from specdec_fast.engine.engine import Engine
 
@@ -184,6 +186,42 @@ def test_json(run: Any, pair: list[str], expected: str) -> None:
     assert request["stats"]["tau"] > 1
     assert "alpha" in result.stderr
     assert "score" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("threads", "load", "flags", "noted"),
+    [
+        ("2", 4.5, ["--stats"], True),
+        ("2", 4.0, ["--stats"], False),
+        ("1", 4.5, ["--stats"], False),
+        ("2", 4.5, [], False),
+        ("2", 4.5, ["--stats", "--json"], False),
+    ],
+)
+def test_stats_of_several_threads_on_a_busy_machine_have_advice(
+    run: Any,
+    pair: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    threads: str,
+    load: float,
+    flags: list[str],
+    noted: bool,
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    before = torch.get_num_threads()
+    try:
+        result = run("generate", "Once upon", *pair, *SAMPLING, "--threads", threads, *flags)
+    finally:
+        torch.set_num_threads(before)
+    advice = "specdec: note: the machine is busy (load average 4.5, cores: 4); --threads 1 is often faster then\n"
+    assert result.exit_code == 0
+    assert result.stderr.endswith(advice) == noted and ("busy" in result.output) == noted
+
+
+def test_no_advice_without_a_load_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.getloadavg")
+    assert busy_machine(8) is None
 
 
 def test_stop_strings(run: Any, pair: list[str], expected: str) -> None:
