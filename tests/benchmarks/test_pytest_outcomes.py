@@ -53,9 +53,9 @@ def test_a_test_that_breaks_the_device_fails_alone(folder: Path) -> None:
     found, printed = outcomes(folder, "-n", "1")
     assert found["test_first"] == found["test_last"] == "passed" and found["test_that_fails"] == "failed"
     assert found["test_that_breaks_the_device"] != "passed" or "crashed" in printed
-    assert "test_that_breaks_the_device: the device answers no more: CUDA error: an illegal memory access" in printed
+    assert "test_that_breaks_the_device: the device no longer works: CUDA error: an illegal memory access" in printed
 
 
 def test_without_other_processes_the_run_ends_there(folder: Path) -> None:
     found, printed = outcomes(folder)
-    assert "test_last" not in found and "the device answers no more" in printed
+    assert "test_last" not in found and "the device no longer works" in printed
