@@ -214,7 +214,7 @@ class Job:
             (handle,) = self.handles
             table.add_row("ended by", f"{handle.finish_reason}; seed {handle.params.seed}")
         self.err.print(table)
-        if self._streams and self.engine.target.device.type == "cpu":
+        if self._streams and self.engine.state.device.type == "cpu":
             advice = busy_machine(torch.get_num_threads())
             if advice is not None:
                 self.err.print(f"specdec: note: {advice}", soft_wrap=True)
