@@ -23,7 +23,7 @@ _VOCABULARIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 def _library() -> Any:
     require("grammar", "grammar")
     import llguidance
-    import llguidance.hf
+    import llguidance.hf  # noqa: F401  (read as an attribute)
 
     return llguidance
 
