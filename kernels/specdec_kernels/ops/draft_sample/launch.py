@@ -58,21 +58,19 @@ class ResidualArguments(NamedTuple):
     """Arguments that `triton_shared.residual.pack_residual_inputs` packs.
 
     Attributes:
-        target: The target's distributions and their overlay, nine arguments.
-        others: The arguments after those. Unread tensors stand in for absent ones.
+        tensors: All arguments before those of a kernel's own. Unread tensors stand in for absent ones.
         flags: Constants of the kernels.
         vocab_size: Columns of the target's logits.
     """
 
-    target: tuple[Any, ...]
-    others: tuple[Any, ...]
+    tensors: tuple[Any, ...]
     flags: ResidualFlags
     vocab_size: int
 
     @property
-    def tensors(self) -> tuple[Any, ...]:
-        """All arguments before those of a kernel's own."""
-        return self.target + self.others
+    def target(self) -> tuple[Any, ...]:
+        """The target's distributions and their overlay, the first nine arguments."""
+        return self.tensors[:9]
 
 
 class _Rows(NamedTuple):
@@ -88,9 +86,9 @@ class _Rows(NamedTuple):
 
 
 def _rows(dists: Distribution) -> _Rows:
-    logits, *statistics = dists
-    inv_t, lse, cut, tie_id = (part.contiguous() for part in statistics)
-    return _Rows(logits, inv_t, lse, cut, tie_id, logits.stride(0), logits.shape[1])
+    logits, inv_t, lse, cut, tie_id = dists
+    statistics = inv_t.contiguous(), lse.contiguous(), cut.contiguous(), tie_id.contiguous()
+    return _Rows(logits, *statistics, logits.stride(0), logits.shape[1])
 
 
 def _fill_draft_columns(token_ids: Tensor, columns: Tensor, index: Tensor, places: Tensor) -> Tensor:
@@ -154,18 +152,17 @@ def residual_arguments(
     mapped = has_draft and token_ids is not None
     if mapped and token_ids is not None:
         columns = _fill_draft_columns(token_ids, columns, *order)
+    ints, floats, has_score_only = p.tie_id, p.inv_t, False  # tensors that stand in for absent ones
     if tree is None:
-        tree = ProposalTensors(absent, p.tie_id, absent.view(torch.int8), p.tie_id)
-    score_only = tree.proposal_kinds if tree.score_only is None else tree.score_only.view(torch.int8)
-    rejections = rejections or RejectionTensors(p.tie_id, p.inv_t, p.inv_t)
+        proposals: tuple[Tensor, ...] = (absent, ints, (kinds := absent.view(torch.int8)), ints, kinds)
+    else:
+        has_score_only = tree.score_only is not None
+        proposals = (*tree[:4], tree.proposal_kinds if tree.score_only is None else tree.score_only.view(torch.int8))
     words, overlay_stride = launch_arguments(op, overlay, target[0], p.tie_id)
     unaligned = unaligned_vocab(vocab_size, p.logits_stride, q.logits_stride)
-    flags = ResidualFlags(
-        is_chain=chain, has_draft=has_draft, mapped=mapped, has_score_only=tree.score_only is not None,
-        has_overlay=overlay_stride > 0, unaligned=unaligned,
-    )  # fmt: skip
-    others = (*q, columns, *tree._replace(score_only=score_only), *rejections)
-    return ResidualArguments((*p, words, overlay_stride), others, flags, vocab_size)
+    flags = ResidualFlags(chain, has_draft, mapped, has_score_only, overlay_stride > 0, unaligned)
+    tensors = (*p, words, overlay_stride, *q, columns, *proposals, *(rejections or (ints, floats, floats)))
+    return ResidualArguments(tensors, flags, vocab_size)
 
 
 def draw_scratch(rows: int, vocab_size: int) -> list[TensorSpec]:
