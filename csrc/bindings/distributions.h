@@ -57,6 +57,22 @@ T* data(const Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 
+// Checks the target's distributions of a draft's nodes, and gives the draft its own: *drafts, if there are logits.
+template <class Draft>
+void bind_dists(const TokenDistributions& target, const Maybe& logits, const Maybe& inv_t, const Maybe& lse, const Maybe& cut,
+                const Maybe& tie_id, const Maybe& token_ids, TokenDistributions* drafts, Draft* draft) {
+  SPECDEC_CHECK(target.logits.rows == draft->nodes, "target has ", target.logits.rows, " distributions for ", draft->nodes, " nodes");
+  draft->dists = nullptr;
+  draft->token_ids = nullptr;
+  if (!logits.has_value()) return;
+  *drafts = dists_of(*logits, inv_t.value(), lse.value(), cut.value(), tie_id.value());
+  draft->dists = drafts;
+  if (token_ids.has_value())
+    draft->token_ids = vector<int64_t>(*token_ids, drafts->logits.columns, "token_ids");
+  else
+    SPECDEC_CHECK(drafts->logits.columns <= target.logits.columns, "draft distributions are wider than target distributions");
+}
+
 inline const int32_t* offsets_of(const Tensor& offsets, int64_t nodes, int64_t* rows) {
   SPECDEC_CHECK(offsets.dim() == 1 && offsets.size(0) >= 1, "offsets has shape ", shape_of(offsets));
   *rows = offsets.size(0) - 1;

@@ -39,17 +39,7 @@ struct TreeArguments {
     draft.proposal_kinds = proposal_kinds.has_value() ? vector<int8_t>(*proposal_kinds, draft.nodes, "proposal_kinds") : all_deterministic.data();
     draft.dist_index = proposal_kinds.has_value() ? vector<int32_t>(dist_index.value(), draft.nodes, "dist_index") : no_row.data();
     draft.score_only = score_only.has_value() ? vector<bool>(*score_only, draft.nodes, "score_only") : nullptr;
-    SPECDEC_CHECK(target.logits.rows == draft.nodes, "target has ", target.logits.rows, " distributions for ", draft.nodes, " nodes");
-    draft.dists = nullptr;
-    draft.token_ids = nullptr;
-    if (logits.has_value()) {
-      drafts = dists_of(*logits, inv_t.value(), lse.value(), cut.value(), tie_id.value());
-      draft.dists = &drafts;
-      if (token_ids.has_value())
-        draft.token_ids = vector<int64_t>(*token_ids, drafts.logits.columns, "token_ids");
-      else
-        SPECDEC_CHECK(drafts.logits.columns <= target.logits.columns, "draft distributions are wider than target distributions");
-    }
+    bind_dists(target, logits, inv_t, lse, cut, tie_id, token_ids, &drafts, &draft);
     int64_t at = 0;
     const char* invalid = invalid_tree(draft, target, &at);
     SPECDEC_CHECK(invalid == nullptr, invalid, "[", at, "] is out of range");
