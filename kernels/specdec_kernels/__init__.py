@@ -12,6 +12,7 @@ from .dispatch.backend_request import use_backend
 from .dispatch.operator import Backend, FallbackWarning, Op, UnsupportedError, explain
 from .dispatch.registry import OPS
 from .ops.batch_invariant_linear import batch_invariant_linear
+from .ops.batch_invariant_linear_int8 import batch_invariant_linear_int8, quantize_int8
 from .ops.distribution_stats import distribution_stats
 from .ops.draft_chain import draft_chain
 from .ops.draft_sample import draft_sample
@@ -59,6 +60,7 @@ __all__ = [
     "UnsupportedError",
     "attention_plan",
     "batch_invariant_linear",
+    "batch_invariant_linear_int8",
     "distribution_stats",
     "draft_chain",
     "draft_sample",
@@ -74,6 +76,7 @@ __all__ = [
     "plan_for",
     "process_logits",
     "process_logits_overlay",
+    "quantize_int8",
     "recursive_rejection_thresholds",
     "recursive_rejection_verify",
     "rejection_thresholds",
