@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .dispatch.backend_request import use_backend
 from .dispatch.operator import Backend, FallbackWarning, Op, UnsupportedError, explain
 from .dispatch.registry import OPS
-from .ops.batch_invariant_linear import batch_invariant_linear
+from .ops.batch_invariant_linear import batch_invariant_linear, stores_by_input
 from .ops.batch_invariant_linear_int8 import batch_invariant_linear_int8, quantize_int8
 from .ops.distribution_stats import distribution_stats
 from .ops.draft_chain import draft_chain
@@ -84,6 +84,7 @@ __all__ = [
     "rejection_verify_logits",
     "replay_sample",
     "replay_verify",
+    "stores_by_input",
     "traversal_thresholds",
     "traversal_verify",
     "tree_attention",

@@ -107,6 +107,7 @@ def generate(
     threads: options.Threads = None,
     compile: options.Compile = False,
     fused_forward: options.FusedForward = False,
+    weights: options.Weights = None,
     as_json: options.Json = False,
     logprobs: options.Logprobs = None,
     stats: Annotated[
@@ -148,6 +149,7 @@ def generate(
         device=device,
         compile=compile,
         fused_forward=fused_forward,
+        weights=weights,
     )
     from specdec_fast.sampling.params import SamplingParams
 

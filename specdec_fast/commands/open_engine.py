@@ -35,6 +35,7 @@ class Setup:
     fused_forward: bool = False
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     budget: str = "fixed"
+    weights: str | None = None
 
     def describe(self, rule: Rule) -> dict[str, Any]:
         """Describes the setup as JSON values.
@@ -57,6 +58,7 @@ class Setup:
             "device": self.device,
             "compile": self.compile,
             "fused_forward": self.fused_forward,
+            "weights": self.weights,
         }
 
 
@@ -73,6 +75,7 @@ def resolve(
     fused_forward: bool = False,
     drafter_option: list[str] | None = None,
     budget: str = "fixed",
+    weights: str | None = None,
 ) -> Setup:
     """Resolves options: selects the drafter, and the bundled draft model for the bundled target.
 
@@ -88,6 +91,7 @@ def resolve(
         fused_forward: Option `--fused-forward`.
         drafter_option: Options `--drafter-option`.
         budget: Option `--budget`.
+        weights: Option `--weights`.
 
     Returns:
         The setup.
@@ -126,7 +130,18 @@ def resolve(
     if draft_tokens == 0 or drafter == NO_DRAFTER:
         draft, drafter, parsed = None, None, {}
     return Setup(
-        model, draft, drafter, rule, draft_tokens or None, dtype, device, compile, fused_forward, parsed, budget
+        model,
+        draft,
+        drafter,
+        rule,
+        draft_tokens or None,
+        dtype,
+        device,
+        compile,
+        fused_forward,
+        parsed,
+        budget,
+        weights,
     )
 
 
@@ -180,6 +195,7 @@ def open_engine(
         max_length=max_length,
         compile=setup.compile,
         fused_forward=setup.fused_forward,
+        weights=setup.weights,
         budget=setup.budget,
         temperature=temperature,
         sample=sample,

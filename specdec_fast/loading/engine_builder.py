@@ -29,6 +29,7 @@ from specdec_fast.rules import DEFAULT, get_rule, rule_for
 from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.targets.fused_forward import widen_small_model
 from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_fast.targets.int8_weights import quantize_linear_layers
 from specdec_fast.targets.model_support import UnsupportedModelError
 from specdec_fast.tune.rule_selection import sample_ways
 
@@ -43,6 +44,23 @@ def _naming_model(what: str) -> Iterator[None]:
         yield
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{what}: {error}") from None
+
+
+def _check_weights(weights: str | None, target: object, device: str, dtype: str | torch.dtype) -> None:
+    """Refuses a kind of weights that is unknown or that this target cannot have, before anything is loaded."""
+    if weights is None:
+        return
+    if weights != "int8":
+        raise ValueError(f"weights: got {weights!r}; expected 'int8', or None for the weights as loaded")
+    if not isinstance(target, (str, Path)):
+        raise ValueError(
+            "weights: got 'int8' and a loaded model, which would lose its own weights; expected a name or folder; "
+            "specdec_fast.targets.int8_weights.quantize_linear_layers(model) quantizes a model in place"
+        )
+    if torch.device(device).type != "cpu":
+        raise ValueError(f"weights: got 'int8' on {device}; expected device='cpu', the one that has a kernel for it")
+    if resolve_dtype(dtype) == torch.float64:
+        raise ValueError("weights: got 'int8' and dtype float64; expected float32, bfloat16 or float16")
 
 
 @explain_arguments(SamplingParams)
@@ -63,6 +81,7 @@ def load(
     num_pages: int | None = None,
     compile: bool = False,
     fused_forward: bool = False,
+    weights: str | None = None,
     eos_token_ids: Sequence[int] | None = None,
     budget: str | BudgetPolicy = "fixed",
     step_mode: str = "auto",
@@ -89,6 +108,8 @@ def load(
         compile: Run the forward passes through `torch.compile`.
         fused_forward: Run the target's passes as one operator. Draft models use it wherever they can, and a small one
             of half precision is loaded in float32 for it. This changes no distribution of the text.
+        weights: "int8" rounds the weights of the target's linear layers to int8 with one scale per output, on a CPU.
+            The target is then the quantized model, and decoding is lossless with respect to it. None: as loaded.
         eos_token_ids: Token ids that end a text. Default: the target's.
         budget: Policy for the number of draft nodes, as in `Engine`.
         step_mode: Mode of the steps, as in `Engine`.
@@ -104,6 +125,7 @@ def load(
     """
     check_device(device)
     resolve_dtype(dtype)
+    _check_weights(weights, target, device, dtype)
     selected, policy = get_rule(rule), budget_for(budget)
     name = drafter or ("draft_model" if draft is not None else None)
     options: dict[str, Any] = {**(drafter_options or {})}
@@ -128,6 +150,8 @@ def load(
         return source
 
     model = from_any(target, "model")
+    if weights is not None:
+        quantize_linear_layers(model)
     if isinstance(tokenizer, (str, Path)):
         place, tokenizer = tokenizer, load_tokenizer(tokenizer)
         if tokenizer is None:

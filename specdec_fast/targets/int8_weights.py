@@ -92,7 +92,7 @@ def quantize_linear_layers(model: torch.nn.Module) -> QuantizedSize:
     places = [
         (parent, name, layer)
         for parent in model.modules()
-        for name, layer in parent.named_children()
+        for name, layer in parent._modules.items()  # named_children leaves out the second place of a layer
         if type(layer) is torch.nn.Linear
     ]
     if not places:

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from specdec_kernels import UnsupportedError, batch_invariant_linear
+from specdec_kernels import UnsupportedError, batch_invariant_linear, stores_by_input
 
 __all__ = ["AlignedLogits", "BatchInvariantLinear", "align_logits", "store_by_input"]
 
@@ -33,16 +33,6 @@ def has_instructions(dtype: torch.dtype) -> bool:
 def uses_batch_invariant_linear(dtype: torch.dtype) -> bool:
     """Returns whether `batch_invariant_linear` multiplies in this dtype, if it is available."""
     return dtype in (torch.float32, torch.bfloat16) or not has_instructions(dtype)
-
-
-_FIRST_WITH_PAIRS = 4
-"""Isa::Avx512Bf16 of csrc/isa.h. From here on, pairs of bfloat16 inputs are multiplied, from torch's own layout."""
-
-
-def stores_by_input(dtype: torch.dtype) -> bool:
-    """Returns whether products of few rows in this dtype are faster from weights that are stored by input."""
-    asked = getattr(torch.ops.specdec, "batch_invariant_linear_isa", None)
-    return asked is None or int(asked(torch.empty(0, dtype=dtype))) < _FIRST_WITH_PAIRS
 
 
 class BatchInvariantLinear(torch.nn.Linear):

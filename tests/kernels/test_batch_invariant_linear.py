@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -137,6 +141,26 @@ def test_the_error_is_at_most_twice_that_of_torch(band: str, data: st.DataObject
                 case.x[start : start + count], case.weight, case.bias, number
             )
             assert torch.equal(part, whole[start : start + count]), (isa, count)
+
+
+@pytest.mark.skipif(not served("cpu"), reason="CPU extension not built")
+@pytest.mark.parametrize("isa", ["portable", "avx512", "avx512bf16", "amx"])
+def test_the_layout_follows_the_instruction_set(isa: str) -> None:
+    """Weights of bfloat16 stay as they are only where pairs are multiplied; SPECDEC_ISA limits that."""
+    program = (
+        "import torch; from specdec_kernels import stores_by_input as by_input; "
+        "by = by_input(torch.bfloat16); assert by_input(torch.float32) and by_input(torch.float16); "
+        "found = torch.ops.specdec.batch_invariant_linear_isa; "
+        "print(by, found(torch.zeros(1, dtype=torch.bfloat16)), found(torch.zeros(1)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | {"SPECDEC_ISA": isa}
+    )
+    assert done.returncode == 0, done.stderr
+    by, pairs, floats = done.stdout.split()
+    assert int(pairs) <= ISAS[isa]
+    assert int(floats) <= ISAS["avx512"]
+    assert (by == "False") == (int(pairs) >= ISAS["avx512bf16"])
 
 
 def test_leading_dimensions_and_slices() -> None:
