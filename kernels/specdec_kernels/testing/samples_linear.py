@@ -1,4 +1,4 @@
-"""Sample calls of linear layers. Tests: tests/kernels/test_torch_ops.py, tests/commands/test_kernels_command.py."""
+"""Sample calls of linear layers. Tests: tests/kernels/test_torch_ops.py, tests/commands/test_kernels.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout of weights that batch_invariant_linear reads fastest. Tests: tests/kernels/test_batch_invariant_linear.py."""
+"""The layout of weights that is read fastest. Tests: tests/kernels/test_batch_invariant_linear.py."""
 
 from __future__ import annotations
 
