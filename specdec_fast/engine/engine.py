@@ -16,6 +16,7 @@ import torch
 
 from specdec_fast.adaptive.budget import BudgetPolicy, budget_for
 from specdec_fast.core.former_names import explain_names
+from specdec_fast.engine.chat import ChatMethods
 from specdec_fast.engine.cuda_graph.eligibility import (
     CaptureFailures,
     engine_ineligible_reasons,
@@ -39,8 +40,8 @@ from specdec_fast.sampling.target_distributions import target_distributions
 log = logging.getLogger("specdec_fast")
 
 
-@explain_names("submit", "generate", params=SamplingParams, attributes=True)
-class Engine(Scheduler):
+@explain_names("submit", "generate", "encode_chat", "submit_chat", "chat", params=SamplingParams, attributes=True)
+class Engine(Scheduler, ChatMethods):
     """Continuous batching of speculative decoding.
 
     `specdec_fast.load` builds one from model names. Threads may share an engine: `submit`, `step` and `cancel` wait for
@@ -60,6 +61,8 @@ class Engine(Scheduler):
             "graph" does on any device; without a GPU the same program runs without a graph, for tests. `explain` says
             why steps do not run as CUDA graphs.
         temperature: Temperature of all requests if it is known, by which rule `best` chooses.
+        prefix_sharing: Requests whose texts begin alike share pages of the cache, so that the beginning is prefilled
+            once. `explain` says whether they do.
 
     Attributes:
         target: The target.
@@ -88,6 +91,7 @@ class Engine(Scheduler):
         budget: str | BudgetPolicy = "fixed",
         step_mode: str = "auto",
         temperature: float | None = None,
+        prefix_sharing: bool = True,
     ) -> None:
         self.drafter, self.tokenizer = drafter, tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
@@ -97,7 +101,7 @@ class Engine(Scheduler):
         self.needs = Needs() if drafter is None else drafter.needs
         self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
         policy = budget_for(budget)
-        super().__init__(target, prefill_chunk)
+        super().__init__(target, prefill_chunk, prefix_sharing)
         self._drafter_runner = DrafterRunner(drafter, policy, self._running, self.rule, target.vocab_size)
         if drafter is not None and not self.rule.lossless:  # plain decoding samples from the target under every rule
             log.warning("rule %s is lossy: texts do not have the target's distribution", self.rule.name)
@@ -115,7 +119,12 @@ class Engine(Scheduler):
 
     @synchronized
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, num_draft_tokens: int | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        num_draft_tokens: int | None = None,
+        cache_salt: str | None = None,
     ) -> Handle:
         """Queues a request.
 
@@ -124,6 +133,8 @@ class Engine(Scheduler):
             params: Sampling parameters. None for the defaults.
             num_draft_tokens: Draft tokens per step; 0 decodes plainly. None for the drafter's default. The end of the
                 text may leave fewer.
+            cache_salt: The request shares pages of the cache only with requests of the same salt. Time to the first
+                token tells whether a prefix was stored, so use one salt per party that must not learn of others.
 
         Returns:
             The handle of the request.
@@ -136,7 +147,9 @@ class Engine(Scheduler):
             raise ValueError(reason)
         requested = self._drafter_runner.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
         known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "vocab_size": self.target.vocab_size}
+        names = self._prefixes.names_for(cache_salt)
         handle = create_handle(self._next_id, tokens, params, requested, cache=self._cache, **known)
+        handle.page_names = names
         self._next_id += 1
         self._queue.append(handle)
         return handle
@@ -209,6 +222,15 @@ class Engine(Scheduler):
             ValueError: If there are not as many `params` as prompts.
         """
         return generate(self, prompts, params, num_draft_tokens)
+
+    @synchronized
+    def reset_prefix_cache(self) -> None:
+        """Forgets all stored prefixes. Call it after a change of the model that the engine cannot see.
+
+        The engine sees changed weights when a request begins after none were running. It does not see changes while
+        requests run, switched adapters, or new hooks. Running requests keep their keys and values, but share none.
+        """
+        self._prefixes.forget()
 
     @synchronized
     def warm(self, capacities: Iterable[tuple[int, int]] | None = None) -> None:
@@ -357,4 +379,5 @@ class Engine(Scheduler):
         """Returns, in words, which rule verifies and how steps run, with the reasons."""
         before = self._failures.last and f" ({self._failures.last}, but not since)"
         reasons = "; ".join(self.why_not_graph()) or f"the host reads one step behind{before or ''}"
-        return f"rule {self.rule.name}: {self.why_rule}\nsteps {self.step_mode}: {reasons}"
+        steps = f"steps {self.step_mode}: {reasons}"
+        return f"rule {self.rule.name}: {self.why_rule}\n{steps}\nprefix sharing {self._prefixes.explain()}"
