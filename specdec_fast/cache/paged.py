@@ -12,11 +12,13 @@ import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec_fast.cache.pages import PageAllocator
+from specdec_fast.cache.prefix import PageNames
 from specdec_fast.core.device_transfer import upload_values, write_entries
 from specdec_fast.interfaces import Slots
 from specdec_kernels import CacheTable, TreePlan, kv_commit, kv_slots
@@ -100,7 +102,8 @@ class PagedCache:
     def claim(self, owner: object, rows: Collection[int] = ()) -> None:
         """Makes `owner` the only user of the cache, and frees the pages of all rows but `rows`.
 
-        Such pages remain after an owner was dropped, or after an interrupted release.
+        Such pages remain after an owner was dropped, or after an interrupted release. A new owner begins without names
+        of pages.
 
         Args:
             owner: The engine that uses the cache from now on.
@@ -115,6 +118,7 @@ class PagedCache:
                     "target: got one whose pages another user holds; expected one engine at a time: finish or "
                     "cancel the requests of the other engine, drafter or loop, drop it, or use separate targets"
                 )
+            self.pages.forget()
             self._owner = weakref.ref(owner)
         self.release([row for row, pages in enumerate(self._owned) if pages and row not in rows])
         if self.pages.num_used and not any(self._owned):
@@ -263,6 +267,58 @@ class PagedCache:
         self._owned[row] = owned
         return True
 
+    # -- pages that rows share by their names -------------------------------------------------------------------------
+
+    def page_names(self, salt: str = "") -> PageNames:
+        """Returns the names of a text's pages. Texts with different salts share no page."""
+        return PageNames(self.page_size, salt)
+
+    def has_pages_for(self, length: int, shared: Sequence[int]) -> bool:
+        """Returns whether an empty row can adopt pages and then reserve `length` tokens.
+
+        Args:
+            length: Tokens of the row, staged nodes included.
+            shared: Pages that the row adopts.
+        """
+        return self.pages_for(length) - len(shared) <= self.pages.num_free_without(shared)
+
+    def adopt(self, row: int, pages: Sequence[int]) -> None:
+        """Makes a row without tokens start with the tokens of named pages, in place of its first own pages.
+
+        The row may not be rolled back into these pages.
+
+        Args:
+            row: The row. It holds no tokens, but may have reserved pages.
+            pages: Named pages (`PageAllocator.find`).
+        """
+        if not pages:
+            return
+        self.pages.share(pages)
+        owned = self._owned[row]
+        replaced, count = owned[: len(pages)], len(pages)
+        try:
+            upload_values(pages, self.page_table[row, :count])
+            self.lengths[row] = count * self.page_size
+            owned[:count] = pages
+        except BaseException:  # the table may name shared pages, to which the row must not write
+            self.pages.free(pages)
+            self.page_table[row].zero_()
+            self.release([row])
+            raise
+        self.pages.num_hits += count
+        self.pages.free(replaced)
+
+    def name_pages(self, row: int, names: Sequence[bytes], states: Sequence[Any] = ()) -> None:
+        """Names the first pages of a row, so that other rows can adopt them.
+
+        Args:
+            row: The row. All tokens of these pages are committed, and it is not rolled back into them.
+            names: Names of the first pages (`PageNames.upto`).
+            states: For each page, what is kept with its name (`PageAllocator.states`).
+        """
+        for at, (page, name) in enumerate(zip(self._owned[row], names)):
+            self.pages.name(page, name, states[at] if states else None)
+
     def release(self, rows: Sequence[int]) -> None:
         """Frees all pages of rows. Calling it twice is harmless."""
         for row in rows:
@@ -270,7 +326,9 @@ class PagedCache:
             owned, self._owned[row] = self._owned[row], []
             if owned:
                 self.page_table[row].zero_()
-                self.pages.free(owned)  # last: an interruption before it loses pages, but no row reads a wrong one
+                # last: an interruption before it loses pages, but no row reads a wrong one; reversed: the end of a text
+                # is evicted before its beginning, which more texts share
+                self.pages.free(reversed(owned))
 
     def read(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Copies a row's committed keys and values of one layer, for tests.

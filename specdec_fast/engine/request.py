@@ -38,6 +38,8 @@ class Handle:
         error: The exception that ended the request, or None.
         stats: Counters of the request.
         row: Row of the decode state while the request runs, else None.
+        page_names: Names of the pages that the text fills (`specdec_fast.cache.PageNames`). None if the request shares
+            no prefixes.
     """
 
     request_id: int
@@ -53,6 +55,7 @@ class Handle:
     error: Exception | None = None
     stats: RequestStats = field(default_factory=RequestStats)
     row: int | None = None
+    page_names: Any = None
 
     @property
     def finished(self) -> bool:

@@ -20,6 +20,7 @@ from specdec_fast.adaptive.budget import Fixed
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.cuda_graph.eligibility import CaptureFailures
 from specdec_fast.engine.drafter_runner import DrafterRunner
+from specdec_fast.engine.prefix_sharing import PrefixSharing
 from specdec_fast.engine.stats import Clock, RequestStats
 from specdec_fast.interfaces import Budget, Drafter, Rng, StateView
 from specdec_fast.sampling.params import SamplingParams
@@ -170,6 +171,7 @@ def _rehearsal_engine(engine: Engine, budgets: Sequence[int], captured: bool) ->
     twin = copy(engine)
     twin._running, twin._queue, twin._updated_handles = {}, deque(), []
     twin.stats, twin.seconds = RequestStats(), Clock().seconds
+    twin._prefixes = PrefixSharing(engine.target, engine.needs, enabled=False)
     twin.tokenizer, twin.eos_token_ids = None, ()
     drafter = engine.drafter
     if drafter is not None and (drafter.needs.host_tokens or drafter.needs.cross_request):

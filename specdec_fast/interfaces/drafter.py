@@ -95,7 +95,8 @@ class Drafter(Protocol):
             view: Committed data.
             rows: Rows that join.
             prompt_output: Hidden states of all committed tokens but the roots, [M, hidden] by name, row after row. None
-                if the drafter needs none.
+                if the drafter needs none. With `Needs.all_prompt_states=False`, `num_shared` first tokens of each row
+                may have none.
         """
         ...
 

@@ -68,6 +68,7 @@ def load(
     step_mode: str = "auto",
     temperature: float | None = None,
     sample: Sequence[tuple[Prompt, SamplingParams]] = (),
+    prefix_sharing: bool = True,
 ) -> Engine:
     """Builds an engine from model names.
 
@@ -95,6 +96,7 @@ def load(
         temperature: Temperature of all requests if it is known. Rule `best` chooses by it.
         sample: Typical requests. Rule `best` generates their first tokens to choose how to draft. Without them it
             chooses by what holds for every draft.
+        prefix_sharing: Requests whose texts begin alike share pages of the cache, as in `Engine`.
 
     Returns:
         The engine.
@@ -198,6 +200,7 @@ def load(
     found = [token for token in eos_ids(model, tokenizer) if 0 <= token < ours.vocab_size]
     ids = found if eos_token_ids is None else eos_token_ids
     given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
+    given["prefix_sharing"] = prefix_sharing
     engine = Engine(ours, made, rule=selected, eos_token_ids=ids, temperature=temperature, **given)
     engine.why_rule = why or engine.why_rule
     return engine

@@ -24,6 +24,7 @@ from specdec_fast.targets.linear_layers import align_logits, store_by_input
 from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
 from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.torch_compile import compile_forward
+from specdec_fast.targets.weight_changes import WeightChanges
 from specdec_kernels import TreePlan
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class HuggingFaceTarget:
         num_layers: Decoder layers.
         context_limit: Positions that the model supports.
         why_not_fused: Why passes are not fused, or None.
+        has_changed_weights: Called, returns whether weights have changed since the last call.
 
     Raises:
         UnsupportedModelError: If packed passes cannot serve the model: encoder-decoders, recurrent layers, models
@@ -101,6 +103,7 @@ class HuggingFaceTarget:
         # compiled passes, by the names of their auxiliary hidden states
         self._compiled_with_states: dict[tuple[str, ...], Callable[..., Tensor]] = {}
         self._layer_skipping: LayerSkipping | None = None
+        self.has_changed_weights = WeightChanges(model)
         self.model_id = str(getattr(model.config, "name_or_path", "") or "")
         original = model.config._attn_implementation
         if original == attention.NAME:
