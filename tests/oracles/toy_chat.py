@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from oracles.automaton import AutomatonTarget
 from oracles.toy_tokenizer import byte_tokenizer
 
