@@ -290,6 +290,12 @@ def has_chat_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
+def template_names(tokenizer: Any) -> list[str]:
+    """Returns the names of a tokenizer's chat templates; none if it has a single one."""
+    templates = getattr(tokenizer, "chat_template", None)
+    return sorted(templates) if isinstance(templates, Mapping) else []
+
+
 def _apply(tokenizer: Any, messages: list[dict[str, Any]], options: Mapping[str, Any], **arguments: Any) -> Any:
     """Applies the chat template: token ids, or text with `tokenize=False`. All its errors are ValueErrors."""
     if tokenizer is None:
@@ -297,11 +303,20 @@ def _apply(tokenizer: Any, messages: list[dict[str, Any]], options: Mapping[str,
             "messages: got an engine without a tokenizer; expected one with a chat template; pass tokenizer=, or "
             "submit token ids"
         )
-    if arguments.get("chat_template") is None and not has_chat_template(tokenizer):
+    template = arguments.get("chat_template")
+    if template is None and not has_chat_template(tokenizer):
         raise ValueError(
             "messages: got a tokenizer without a chat template, as base models have; expected one of an instruct "
             "model; pass chat_template=, or give the text to generate"
         )
+    if template is not None and not (isinstance(template, str) and "{" in template):
+        names = template_names(tokenizer)
+        if template not in names:  # a name that the tokenizer does not know would become the whole prompt
+            known = f", or the name of one of the tokenizer's ({', '.join(names)})" if names else ""
+            raise ValueError(
+                f"chat_template: got {template!r:.80}; expected the text of a Jinja template{known}; pass None for "
+                "the tokenizer's own"
+            )
     try:
         return tokenizer.apply_chat_template(
             messages, **{"tokenize": True, "return_dict": False, **arguments}, **options

@@ -193,6 +193,16 @@ def test_models_without_a_template_are_named() -> None:
         bare.submit_chat(HELLO)
 
 
+def test_a_template_may_be_named() -> None:
+    engine = engine_of()
+    engine.tokenizer.chat_template = {"default": TEMPLATE, "short": "{{ messages[0]['content'] }}:"}
+    assert engine.encode_chat(HELLO, chat_template="short") == written(engine, "hello:")
+    with pytest.raises(ValueError, match=r"chat_template: got 'long'; .*the tokenizer's \(default, short\); pass None"):
+        engine.encode_chat(HELLO, chat_template="long")
+    with pytest.raises(ValueError, match=r"chat_template: got 'short'; expected the text of a Jinja template; pass"):
+        engine_of().encode_chat(HELLO, chat_template="short")
+
+
 @pytest.mark.parametrize("name", ["tokenize", "return_dict", "tools", "chat_template"])
 def test_options_may_not_replace_arguments_of_the_tokenizer(name: str) -> None:
     with pytest.raises(ValueError, match=rf"template_options: got '{name}'; expected variables"):
