@@ -126,7 +126,7 @@ class Needs:
     Attributes:
         topology: Shape of the drafts.
         aux_hidden_states: Hidden states that the target returns for prompts and in every step: "entering:i" (input of
-            layer i) or "final_norm".
+            layer i; with i the number of layers, the output of the last one) or "final_norm".
         prompt_aux_hidden_states: Hidden states that the target returns for prompts only. They do not change the steps.
         all_prompt_states: The drafter needs the hidden states of all prompt tokens. Otherwise it does without those of
             tokens whose keys and values are shared with an earlier request (`TargetOutput.num_shared`). Only drafters

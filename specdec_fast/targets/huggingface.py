@@ -307,11 +307,17 @@ class HuggingFaceTarget:
                 kwargs["packed"].hidden_states[name] = output[0][0]
 
             return self.model.base_model.register_forward_hook(store_output, with_kwargs=True)
-        if place != "entering" or not index.isdigit() or int(index) >= self.num_layers:
+        if place != "entering" or not index.isdigit() or int(index) > self.num_layers:
             raise ValueError(
-                f"auxiliary hidden state: got {name!r}; expected 'final_norm' or 'entering:i' with i < "
+                f"auxiliary hidden state: got {name!r}; expected 'final_norm' or 'entering:i' with i <= "
                 f"{self.num_layers}"
             )
+        if int(index) == self.num_layers:  # behind the last layer, before the final norm
+
+            def store_last(_module: Any, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
+                kwargs["packed"].hidden_states[name] = (output[0] if isinstance(output, tuple) else output)[0]
+
+            return self.layers[-1].register_forward_hook(store_last, with_kwargs=True)
 
         def store_input(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
