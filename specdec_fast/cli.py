@@ -27,6 +27,7 @@ from specdec_fast.commands.error_wording import NAMED, in_flags
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
+from specdec_fast.commands.serve import serve
 
 # Applications of other modules, imported only when they run: name -> (module with `app`, line of help).
 MOUNTED = {
@@ -218,6 +219,7 @@ main.command()(drafters)
 main.command()(generate)
 main.command()(info)
 main.command()(lab)
+main.command()(serve)
 
 if __name__ == "__main__":
     main()

@@ -13,6 +13,7 @@ EXTRAS = {
     "train": ("accelerate", "matplotlib"),
     "grammar": ("llguidance",),
     "datastore": ("pyarrow",),
+    "serve": ("fastapi", "uvicorn", "prometheus_client"),
 }
 """Extra -> packages that it must have installed. Some extras install more, for speed."""
 
