@@ -99,7 +99,7 @@ def serve(
     from specdec_fast.server.settings import Settings
     from specdec_fast.server.uvicorn_server import Server, bind, is_loopback, url
 
-    settings = Settings(served_model_name or model, api_key, max_queue, max_body)
+    settings = Settings(model if served_model_name is None else served_model_name, api_key, max_queue, max_body)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with bind(host, port) as bound:
         open_engine.quiet()
