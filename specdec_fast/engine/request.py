@@ -200,6 +200,8 @@ def create_handle(
         max_new_tokens=params.max_new_tokens,
         max_length=limit,
         min_new_tokens=params.min_new_tokens,
+        skip_special_tokens=params.skip_special_tokens,
+        include_stop=params.include_stop_str_in_output,
     )
     return handle
 

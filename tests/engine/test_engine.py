@@ -232,6 +232,28 @@ def test_stop_strings_across_token_borders(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 6])
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "Hi."),
+        ({"include_stop_str_in_output": True}, "Hi.\n"),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, "<end>Hi.\n<|turn|>"),
+    ],
+)
+def test_a_stop_string_with_a_special_token_ends_text_and_stream(count: int, changes: Any, text: str) -> None:
+    tokenizer = byte_tokenizer.__wrapped__()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    end, turn = (tokenizer.convert_tokens_to_ids(name) for name in (END_OF_TEXT, "<|turn|>"))
+    script = [*ids("go"), end, *ids("Hi.\n"), turn, *ids("And more")]
+    model = scripted(script, len(tokenizer), max_length=60, page_size=4)
+    engine = Engine(model, NoisyChain([script], 1.0, len(tokenizer), num_draft_tokens=count), tokenizer=tokenizer)
+    stop = "\n<|turn|>"
+    handle = engine.submit("go", SamplingParams(temperature=0, max_new_tokens=20, stop=stop, **changes))
+    assert "".join(engine.stream(handle)) == handle.text == text
+    assert (handle.finish_reason, handle.tokens) == ("stop", script[2:8])
+
+
+@pytest.mark.parametrize("count", [0, 6])
 @pytest.mark.parametrize("stop", [(), ("END",), ("\n", "€ enough")])
 def test_streamed_pieces_join_to_the_text(count: int, stop: tuple[str, ...]) -> None:
     model, script = writer("ENough, a long text: 10 €, 漢字, EN€ and an END. Then more")
