@@ -186,15 +186,16 @@ def open_engine(
     )
     context = engine.state.max_length
     if max_length is not None and max_length > context:
-        _note(f"--max-length {max_length}: the model's context is {context}, and that is used")
+        print_note(f"--max-length {max_length}: the model's context is {context}, and that is used")
     if setup.draft is not None and engine.tokenizer is not None and lacks_tokenizer(setup.draft):
-        _note(f"--draft {setup.draft} has no tokenizer; the target's is assumed")
+        print_note(f"--draft {setup.draft} has no tokenizer; the target's is assumed")
     if setup.rule != engine.rule.name:
-        _note(f"rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}")
+        print_note(f"rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}")
     return engine
 
 
-def _note(words: str) -> None:
+def print_note(words: str) -> None:
+    """Prints a note to standard error."""
     print(f"specdec: note: {words}", file=sys.stderr)
 
 
@@ -204,7 +205,7 @@ def note_hub(*names: str | None) -> None:
 
     far = [name for name in names if name is not None and is_hub_id(name)]
     if far:
-        _note(f"looking for {' and '.join(far)} on the hub")
+        print_note(f"looking for {' and '.join(far)} on the hub")
 
 
 def short_context(engine: Engine, before: int, most: int) -> str | None:

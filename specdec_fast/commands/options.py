@@ -10,7 +10,7 @@ import typer
 
 from specdec_fast.extras import require
 
-_MODELS, _RUN, SAMPLING = "Models", "Run", "Sampling"
+_MODELS, _RUN, SAMPLING, LENGTH, OUTPUT = "Models", "Run", "Sampling", "Length", "Output"
 
 Model = Annotated[
     str,
@@ -87,10 +87,52 @@ FusedForward = Annotated[
     ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="Print exactly one JSON object to standard output.", rich_help_panel="Output")
+    bool, typer.Option("--json", help="Print exactly one JSON object to standard output.", rich_help_panel=OUTPUT)
 ]
 Temperature = Annotated[
     float, typer.Option("--temperature", "-T", help="Sampling temperature; 0 is greedy.", rich_help_panel=SAMPLING)
+]
+OptionalTemperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        "-T",
+        help="Sampling temperature; 0 is greedy (default: 1, or 0 with --rule greedy).",
+        rich_help_panel=SAMPLING,
+    ),
+]
+MinNewTokens = Annotated[
+    int,
+    typer.Option(
+        "--min-new-tokens",
+        help="Minimum number of tokens before an end-of-text token or --stop ends the text.",
+        rich_help_panel=LENGTH,
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop", help="Stop before this text appears; may be repeated. \\n is a newline.", rich_help_panel=LENGTH
+    ),
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Continue after an end-of-text token.", rich_help_panel=LENGTH)
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length",
+        help="Maximum length of prompt plus new tokens (default: the model's context, at most 4096).",
+        rich_help_panel=LENGTH,
+    ),
+]
+Color = Annotated[
+    bool,
+    typer.Option(
+        "--color",
+        help="Colour tokens by origin: accepted, recovered or bonus. Needs a terminal.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 TopK = Annotated[
     int, typer.Option("--top-k", help="Keep the k most likely tokens; 0 keeps all.", rich_help_panel=SAMPLING)
@@ -170,7 +212,7 @@ Logprobs = Annotated[
         metavar="N",
         help="Report log-probabilities of the tokens and of N alternatives, after all sampling "
         "parameters, in the JSON or on standard error.",
-        rich_help_panel="Output",
+        rich_help_panel=OUTPUT,
     ),
 ]
 

@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 
 _FORM = "a list of messages such as {'role': 'user', 'content': 'Hello'}"
 _PROBE = "specdec probe"
-_OF_TOKENIZER = frozenset(
+TOKENIZER_ARGUMENTS = frozenset(
     (
         "conversation",
         "tools",
@@ -257,6 +257,11 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
         found["content"] = "".join(_text_of(part, where) for part in content)
     elif not isinstance(content, str):
         raise ValueError(f"messages: got the content {content!r:.60} in {where}; expected text; convert it")
+    try:
+        str(found.get("content", "")).encode()
+    except UnicodeEncodeError:
+        wanted = "Unicode text without lone surrogates; repair it"
+        raise ValueError(f"messages: got the content {found['content']!r:.60} in {where}; expected {wanted}") from None
     return found
 
 
@@ -277,7 +282,7 @@ def _checked_options(options: Any) -> dict[str, Any]:
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise ValueError(f"template_options: got {options!r:.80}; expected a mapping of names to values")
     for name in options:
-        if name in _OF_TOKENIZER:
+        if name in TOKENIZER_ARGUMENTS:
             raise ValueError(
                 f"template_options: got {name!r}; expected variables of the chat template; pass tools, chat_template, "
                 "add_generation_prompt and continue_final_message as arguments, and drop the others"

@@ -206,7 +206,7 @@ def test_messages_name_parameters_by_their_flags(message: str, own: tuple[str, .
         (
             "a.jsonl",
             '"x"\n{"prompt": "y", "wish": 1}',
-            "a.jsonl, line 2: got the key 'wish'; expected prompt, id, or a",
+            "a.jsonl, line 2: got the key 'wish'; expected prompt, messages, id, or a",
         ),
         ("a.json", '["x", {"prompt": "y", "top_k": -1}]', "a.json, prompt 2: SamplingParams.top_k: got -1; expected 0"),
         ("a.json", '{"prompt": "y", "ignore_eos": "no"}', "a.json: SamplingParams.ignore_eos: got 'no'; expected True"),
