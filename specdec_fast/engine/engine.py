@@ -17,6 +17,7 @@ import torch
 from specdec_fast.adaptive.budget import BudgetPolicy, budget_for
 from specdec_fast.core.former_names import explain_names
 from specdec_fast.engine.chat import ChatMethods
+from specdec_fast.engine.closing import Closeable
 from specdec_fast.engine.cuda_graph.eligibility import (
     CaptureFailures,
     engine_ineligible_reasons,
@@ -41,11 +42,11 @@ log = logging.getLogger("specdec_fast")
 
 
 @explain_names("submit", "generate", "encode_chat", "submit_chat", "chat", params=SamplingParams, attributes=True)
-class Engine(Scheduler, ChatMethods):
+class Engine(Scheduler, ChatMethods, Closeable):
     """Continuous batching of speculative decoding.
 
     `specdec_fast.load` builds one from model names. Threads may share an engine: `submit`, `step` and `cancel` wait for
-    each other, and every step advances all requests.
+    each other, and every step advances all requests. `close`, or the end of `with load(...) as engine:`, ends it.
 
     Args:
         target: The model whose distribution the texts have.
@@ -101,7 +102,10 @@ class Engine(Scheduler, ChatMethods):
         self.needs = Needs() if drafter is None else drafter.needs
         self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
         policy = budget_for(budget)
-        super().__init__(target, prefill_chunk, prefix_sharing)
+        Closeable.__init__(self)
+        Scheduler.__init__(self, target, prefill_chunk, prefix_sharing)
+        if (close := getattr(target, "close", None)) is not None:
+            self.on_close(close)
         self._drafter_runner = DrafterRunner(drafter, policy, self._running, self.rule, target.vocab_size)
         if drafter is not None and not self.rule.lossless:  # plain decoding samples from the target under every rule
             log.warning("rule %s is lossy: texts do not have the target's distribution", self.rule.name)
@@ -142,6 +146,7 @@ class Engine(Scheduler, ChatMethods):
         Raises:
             ValueError: If the engine cannot serve the prompt or the parameters. Other requests are not affected.
         """
+        self._check_open()
         params, tokens = resolve_params(params), self.encode(prompt)
         if (reason := self.rule.why_not_sampling(params)) is not None:
             raise ValueError(reason)
@@ -251,6 +256,7 @@ class Engine(Scheduler, ChatMethods):
                 engine holds pages of the cache.
             RuntimeError: If memory runs out in a `sync` step.
         """
+        self._check_open()
         warm(self, capacities)
 
     # -- one step ---------------------------------------------------------------------------------------------------

@@ -65,6 +65,10 @@ class Scheduler(ABC):
         """Number of queued requests."""
         return len(self._queue)
 
+    def _unfinished(self) -> list[Handle]:
+        """Queued and running requests."""
+        return [*self._queue, *self._running.values()]
+
     def _check_owner(self, handle: Handle) -> None:
         """Raises ValueError for a request of another engine."""
         held = None if handle.row is None else self._running.get(handle.row)
