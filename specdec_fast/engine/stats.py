@@ -44,6 +44,8 @@ class Clock:
 class RequestStats:
     """Counters of one request, or of several after `merge`.
 
+    Draft tokens behind the end of a text count as proposed, but neither as tested nor as accepted.
+
     Attributes:
         steps: Target passes.
         new_tokens: Generated tokens.
@@ -74,12 +76,12 @@ class RequestStats:
             drafted: Draft tokens that were proposed.
             depth: Depth of the deepest draft token that could be tested.
             accepted: Draft tokens that the rule accepted.
-            kept: Tokens that were emitted.
+            kept: Tokens that the text kept. Fewer than `accepted + 1` if it ended inside the step.
         """
         self.steps += 1
         self.num_draft_tokens += drafted
         self.new_tokens += kept
-        reached = min(accepted + 1, depth)
+        accepted, reached = min(accepted, kept), min(accepted + 1, depth, kept)
         while len(self.tested) < reached:
             self.tested.append(0)
             self.accepted_per_position.append(0)
