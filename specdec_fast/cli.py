@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from specdec_fast import __version__
+from specdec_fast.commands.chat import chat
 from specdec_fast.commands.demo import demo
 from specdec_fast.commands.drafters import drafters
 from specdec_fast.commands.error_wording import NAMED, in_flags
@@ -214,6 +215,7 @@ def root(
     """Lossless speculative decoding: the target model's text, faster, with tools that check it."""
 
 
+main.command()(chat)
 main.command()(demo)
 main.command()(drafters)
 main.command()(generate)
