@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from specdec_fast.adaptive.budget import BudgetPolicy, budget_for
+from specdec_fast.core.autocast import without_autocast
 from specdec_fast.core.former_names import explain_names
 from specdec_fast.engine.chat import ChatMethods
 from specdec_fast.engine.closing import Closeable
@@ -268,7 +269,8 @@ class Engine(Scheduler, ChatMethods, Closeable):
         Returns:
             The requests that took part or got tokens.
         """
-        with nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode():
+        grad_off = nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode()
+        with grad_off, without_autocast(self.state.device):
             clock = Clock()
             for handle in [each for each in self._running.values() if each.finished]:  # the last step was interrupted
                 self._retire(handle)

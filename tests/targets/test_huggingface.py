@@ -255,7 +255,8 @@ def test_an_engine_continues_after_a_direct_call_of_its_model() -> None:
 
 
 def test_detecting_the_attention_that_a_model_calls() -> None:
-    model = models.target("llama").model
+    target = models.target("llama")
+    model = target.model
     assert attention.is_served(model.config)
     model.set_attn_implementation("eager")
     assert not attention.is_served(model.config)
