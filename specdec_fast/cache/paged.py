@@ -218,12 +218,48 @@ class PagedCache:
 
         Args:
             rows: B rows, int32 or host integers.
-            lengths: New lengths, int32 [B] or host integers.
+            lengths: New lengths, of the same kind. The values of tensors are not checked, since reading them would wait
+                for the device.
+
+        Raises:
+            ValueError: If the numbers of rows and lengths differ, or if a host integer is negative or longer than the
+                row: than its committed tokens on a CPU, than its pages on a GPU.
         """
         if isinstance(rows, Tensor) or isinstance(lengths, Tensor):
+            if len(rows) != len(lengths):
+                raise ValueError(f"rollback: got {len(lengths)} lengths for {len(rows)} rows; expected one for each")
             self.lengths[rows] = lengths  # type: ignore[assignment]
-        elif self._host_lengths is not None:  # a draft model does this in every step, so no operator is called
-            for row, length in zip(rows, lengths, strict=True):
+            return
+        on_host = self.device.type == "cpu"
+        for row, length in zip(rows, lengths, strict=True):
+            held = int((self._host_lengths or self.lengths)[row]) if on_host else self._reserved(row)
+            if not 0 <= length <= held:
+                raise ValueError(f"rollback: got length {length} for row {row}; expected 0 to {held}, which it holds")
+        self._write_lengths(rows, lengths)
+
+    def set_lengths(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Sets the lengths of rows. Nodes that were staged behind the committed tokens may become committed.
+
+        Args:
+            rows: B rows.
+            lengths: New lengths. Everything before them has been staged.
+
+        Raises:
+            ValueError: If a length is negative or exceeds the pages of its row.
+        """
+        for row, length in zip(rows, lengths, strict=True):
+            if not 0 <= length <= self._reserved(row):
+                expected = f"expected 0 to {self._reserved(row)}, for which it has pages"
+                raise ValueError(f"set_lengths: got length {length} for row {row}; {expected}")
+        self._write_lengths(rows, lengths)
+
+    def _reserved(self, row: int) -> int:
+        """Tokens for which a row has pages."""
+        return len(self._owned[row]) * self.page_size
+
+    def _write_lengths(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        if self._host_lengths is not None:  # a draft model does this in every step, so no operator is called
+            for row, length in zip(rows, lengths):
                 self._host_lengths[row] = length
         else:
             write_entries(rows, lengths, self.lengths)

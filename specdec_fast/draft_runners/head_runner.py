@@ -93,7 +93,8 @@ class PagedHead:
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits [N, columns] of predicted features [N, hidden]."""
         found: Tensor = self.head.read(hidden, self.target.lm_head)
-        return found
+        padded = self.token_ids is None and found.shape[-1] > self.vocab_size
+        return found[..., : self.vocab_size] if padded else found
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -188,7 +189,8 @@ class HeadRunner:
             own.stored = start
         shape = chain_layout(tuple(rows), tuple(counts), self.device)
         cache = self.model.cache
-        cache.rollback(rows, [self._rows[row].stored for row in rows])
+        # the root's place of the last pass was dropped, and a tree has stored it again
+        cache.set_lengths(rows, [self._rows[row].stored for row in rows])
         tokens = host_to_device(fed, torch.int64, self.device)
         hidden = self.model.extend(shape.rows, tokens, torch.cat(parts), shape.offsets)
         cache.rollback(rows, [len(text) - 2 for text in texts])

@@ -72,6 +72,9 @@ class KVCache(Protocol):
         Args:
             rows: int32 [B], or host integers.
             lengths: New length of each row, int32 [B], or host integers.
+
+        Raises:
+            ValueError: If a host integer is negative or longer than the row.
         """
         ...
 

@@ -14,6 +14,7 @@ from oracles.arrivals import requests, texts
 from oracles.automaton import AutomatonTarget, random_logits, scripted
 from oracles.automaton_head import AutomatonHead
 from oracles.capture_guard import check_repeats, guard_programs
+from oracles.rollbacks import RollbackWatch
 
 from specdec_fast import Engine, SamplingParams, get_drafter, load
 from specdec_fast.core.draft import Draft
@@ -180,6 +181,14 @@ def test_texts_and_drafts_equal_those_of_sync_steps(
     assert engine.stats.mean_alpha > 0.3
     plain = Engine(automaton(max_rows=8), rule=rule, eos_token_ids=(3,), step_mode="sync")
     assert texts(plain, wanted, random.Random(rows)) == made["graph"]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3 dynamic", "mtp"])
+def test_rollbacks_by_tensors_never_lengthen_a_row(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, target = RollbackWatch(monkeypatch), automaton(max_rows=3)
+    engine = Engine(target, MADE[kind](target), eos_token_ids=(3,), step_mode="graph")
+    texts(engine, requests(8, (0.0, 1.0)), random.Random(1))
+    watch.check(20)
 
 
 def script(length: int) -> list[int]:
