@@ -23,6 +23,18 @@ from specdec_fast.heads.medusa import MedusaHeads
 HIDDEN, VOCAB, HEADS = 12, 29, 5
 
 
+class Sizes:
+    """What the checkpoints of Medusa heads need to know of a target. lm_head: its projection [V, hidden]."""
+
+    def __init__(self, hidden_size: int = HIDDEN, vocab_size: int = VOCAB, lm_head: Tensor | None = None) -> None:
+        self.hidden_size, self.vocab_size, self.num_embeddings = hidden_size, vocab_size, vocab_size + 3
+        self.model = self
+        self.weight = lm_head
+
+    def get_output_embeddings(self) -> Any:
+        return self
+
+
 class Block(nn.Module):
     """A residual block as in all producers' code."""
 
@@ -61,7 +73,8 @@ def same(heads: MedusaHeads, made: nn.ModuleList, lm_head: Any = None) -> None:
 
 
 def load(folder: Path, **sizes: int) -> MedusaHeads:
-    return load_medusa(folder, **{"hidden_size": HIDDEN, "vocab_size": VOCAB, **sizes})
+    num_heads = sizes.pop("num_heads", None)
+    return load_medusa(folder, Sizes(**sizes), num_heads)
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
@@ -197,8 +210,33 @@ def test_vllm_with_one_projection_for_all_heads(tmp_path: Path, key: str) -> Non
     }
     vllm_config(tmp_path, original_lm_head=True, medusa_fc_bias=True)
     save_file(tensors | {key: own.weight.detach()}, tmp_path / "model.safetensors")
+    x, want = states(), torch.stack([own(head(x)) for head in made for x in [states()]])
+    found = load(tmp_path)
+    assert found.lm_head is not None and len(found.lm_head) == 1, "one copy for all heads"
+    torch.testing.assert_close(found(x), want)
+    save_medusa(found, tmp_path / "again", base_model="x", layout="vllm", dtype=torch.float32)
+    torch.testing.assert_close(load(tmp_path / "again")(x), want)
+    same_as_target = load_medusa(tmp_path, Sizes(lm_head=own.weight.detach().clone()))
+    assert same_as_target.lm_head is None, "a copy of the target's projection takes no memory"
+    torch.testing.assert_close(same_as_target(x, own), want)
+    other = own.weight.detach().clone()
+    other[VOCAB - 1, 3] += 0.01
+    assert load_medusa(tmp_path, Sizes(lm_head=other)).lm_head is not None
+
+
+def test_projections_over_padding_are_cut(tmp_path: Path) -> None:
+    """The rows of a projection may be those of the target's embedding, or its token ids alone."""
+    made = producer(2)
+    config(tmp_path, medusa_num_heads=2, medusa_num_layers=1)
+    save_file(made.state_dict(), tmp_path / "medusa_lm_head.safetensors")
     x = states()
-    torch.testing.assert_close(load(tmp_path)(x), torch.stack([own(head(x)) for head in made]))
+    want = torch.stack([head(x) for head in made])
+    for cut in (VOCAB, VOCAB - 3):
+        heads = load_medusa(tmp_path, Sizes(vocab_size=cut))
+        assert heads.vocab_size == cut
+        torch.testing.assert_close(heads(x), want[..., :cut])
+    with pytest.raises(ValueError, match=r"projection of head 0 is \[29, 12\]; expected \[25, 12\], the target's voc"):
+        load_medusa(tmp_path, Sizes(vocab_size=25))
 
 
 @pytest.mark.parametrize(
@@ -243,9 +281,9 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], dict[str, Any], str]]
         r"1\.0\.linear\.weight is \[12, 7\]; expected \[12, 12\]",
     ),
     "vocabulary": (
-        lambda t: t.update({"4.1.weight": torch.ones(31, HIDDEN)}),
+        lambda t: t.update({"4.1.weight": torch.ones(40, HIDDEN)}),
         {},
-        r"head 4 is \[31, 12\]; expected \[29, 12\]",
+        r"head 4 is \[40, 12\]; expected \[29, 12\]",
     ),
     "not finite": (lambda t: t["0.0.linear.bias"].fill_(float("nan")), {}, "not finite"),
     "too few heads": (lambda t: None, {"medusa_num_heads": 6}, "medusa_num_heads is 6, but the file holds 5 heads"),
@@ -328,7 +366,7 @@ def test_places_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
     with pytest.raises(ValueError, match=r"got 'some/heads'.*or a hub id that is reachable from here.*name the folder"):
-        load_medusa("some/heads", hidden_size=HIDDEN, vocab_size=VOCAB)
+        load_medusa("some/heads", Sizes())
 
 
 @pytest.mark.parametrize("shards", [False, True])
@@ -361,7 +399,7 @@ def test_a_hub_id_downloads_only_the_files_that_are_read(
         return str(cache)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    same(load_medusa("some/heads", hidden_size=HIDDEN, vocab_size=VOCAB), made)
+    same(load_medusa("some/heads", Sizes()), made)
     wanted = {each.name for each in hub.iterdir() if each.name.startswith(("medusa", "config"))}
     assert asked == ["some/heads"] and {each.name for each in cache.iterdir()} == wanted
 
