@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 
 import uvicorn
 
+from specdec_fast.engine.engine import Engine
 from specdec_fast.server.app import create_app
 from specdec_fast.server.generation import Service
+from specdec_fast.server.settings import Settings
 
 _KEEP_ALIVE = 30
 _GRACE = 2
@@ -103,3 +106,37 @@ class Server(uvicorn.Server):
                 self.run(list(sockets))
         finally:
             self._service.stop(timeout=_GRACE)
+
+
+@contextmanager
+def serving(
+    engine: Engine, settings: Settings, *, host: str = "127.0.0.1", port: int = 0, shutdown_timeout: float = 30.0
+) -> Iterator[str]:
+    """Serves an engine from a thread while a block runs, for notebooks and tests.
+
+    Args:
+        engine: The engine. Only the server uses it inside the block.
+        settings: Settings of the server.
+        host: Host name or IP address.
+        port: Port; 0 selects a free one.
+        shutdown_timeout: Seconds that texts have to finish at the end of the block.
+
+    Yields:
+        The address of the server, such as "http://127.0.0.1:8000".
+
+    Raises:
+        RuntimeError: If the server does not start. Its log has the reason.
+    """
+    ready = threading.Event()
+    server = Server(Service(engine, settings), shutdown_timeout=shutdown_timeout, started=ready.set)
+    with bind(host, port) as bound:
+        thread = threading.Thread(target=server.serve_until_stopped, args=([bound],), name="specdec-server")
+        thread.start()
+        try:
+            while not ready.wait(0.1):
+                if not thread.is_alive():
+                    raise RuntimeError("the server ended while it started; its log has the reason")
+            yield url(bound)
+        finally:
+            server.should_exit = True
+            thread.join()
