@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_fast.engine.engine import Engine
-    from specdec_fast.engine.request import Prompt
+    from specdec_fast.engine.prompts import Prompt
     from specdec_fast.interfaces import Rule
     from specdec_fast.sampling.params import SamplingParams
 

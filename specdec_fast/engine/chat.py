@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, overload
 
-from specdec_fast.engine.request import Handle, Prompt, encode_prompt, pair_with_params, rejected_handle, resolve_params
+from specdec_fast.engine.prompts import Prompt, Prompts, encode_prompt
+from specdec_fast.engine.request import Handle, pair_with_params, rejected_handle, resolve_params
 from specdec_fast.interfaces import Target
 from specdec_fast.sampling.params import SamplingParams
 
@@ -47,11 +48,13 @@ class ChatMethods(ABC):
         target: The model that scores drafts.
         tokenizer: The tokenizer, or None.
         eos_token_ids: Token ids that end a text.
+        default_params: Sampling parameters of requests without any.
     """
 
     target: Target
     tokenizer: Any
     eos_token_ids: tuple[int, ...]
+    default_params: SamplingParams
 
     @abstractmethod
     def submit(
@@ -62,7 +65,7 @@ class ChatMethods(ABC):
     @abstractmethod
     def generate(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Prompts,
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         num_draft_tokens: int | None = None,
@@ -207,7 +210,7 @@ class ChatMethods(ABC):
 
     def _chat_params(self, params: SamplingParams | None, template: Mapping[str, Any]) -> SamplingParams:
         """Adds the tokens that end a turn to the parameters of a request."""
-        resolved = resolve_params(params)
+        resolved = resolve_params(params, self.default_params)
         text, options = template.get("chat_template"), template.get("template_options")
         plain = text is None and not options
         ids = self.end_of_turn_ids if plain else self._find_end_of_turn(text, options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -28,10 +28,11 @@ from specdec_fast.engine.cuda_graph.eligibility import (
 from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
 from specdec_fast.engine.drafter_runner import DrafterRunner
 from specdec_fast.engine.output_processor import collect_row_outputs, emit_tokens, graph_row_output
-from specdec_fast.engine.request import Handle, Prompt, create_handle, encode_prompt, resolve_params
+from specdec_fast.engine.prompts import Prompt, encode_prompt
+from specdec_fast.engine.request import Handle, create_handle, resolve_params
 from specdec_fast.engine.scheduler import Scheduler
 from specdec_fast.engine.stats import Clock
-from specdec_fast.engine.streaming import generate, stream
+from specdec_fast.engine.streaming import TextMethods
 from specdec_fast.engine.synchronized import synchronized
 from specdec_fast.engine.warmup import warm
 from specdec_fast.interfaces import Drafter, Needs, Rule, Target
@@ -43,7 +44,7 @@ log = logging.getLogger("specdec_fast")
 
 
 @explain_names("submit", "generate", "encode_chat", "submit_chat", "chat", params=SamplingParams, attributes=True)
-class Engine(Scheduler, ChatMethods, Closeable):
+class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
     """Continuous batching of speculative decoding.
 
     `specdec_fast.load` builds one from model names. Threads may share an engine: `submit`, `step` and `cancel` wait for
@@ -65,6 +66,7 @@ class Engine(Scheduler, ChatMethods, Closeable):
         temperature: Temperature of all requests if it is known, by which rule `best` chooses.
         prefix_sharing: Requests whose texts begin alike share pages of the cache, so that the beginning is prefilled
             once. `explain` says whether they do.
+        default_params: Sampling parameters of requests without any. Default: `SamplingParams()`.
 
     Attributes:
         target: The target.
@@ -73,6 +75,7 @@ class Engine(Scheduler, ChatMethods, Closeable):
         why_rule: Why this rule verifies, in words.
         tokenizer: The tokenizer, or None.
         eos_token_ids: Token ids that end a text.
+        default_params: Sampling parameters of requests without any.
         state: Tokens, lengths and parameters of all rows.
         stats: `RequestStats` of all requests that have ended.
         seconds: Wall-clock seconds per phase; each step counts once.
@@ -94,8 +97,10 @@ class Engine(Scheduler, ChatMethods, Closeable):
         step_mode: str = "auto",
         temperature: float | None = None,
         prefix_sharing: bool = True,
+        default_params: SamplingParams | None = None,
     ) -> None:
         self.drafter, self.tokenizer = drafter, tokenizer
+        self.default_params = default_params or SamplingParams()
         self.eos_token_ids = tuple(eos_token_ids)
         if any(not 0 <= token < target.vocab_size for token in self.eos_token_ids):
             expected = f"ids of the target's vocabulary, 0..{target.vocab_size - 1}"
@@ -104,6 +109,7 @@ class Engine(Scheduler, ChatMethods, Closeable):
         self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
         policy = budget_for(budget)
         Closeable.__init__(self)
+        TextMethods.__init__(self)
         Scheduler.__init__(self, target, prefill_chunk, prefix_sharing)
         if (close := getattr(target, "close", None)) is not None:
             self.on_close(close)
@@ -130,16 +136,21 @@ class Engine(Scheduler, ChatMethods, Closeable):
         *,
         num_draft_tokens: int | None = None,
         cache_salt: str | None = None,
+        add_special_tokens: bool | None = None,
     ) -> Handle:
         """Queues a request.
 
         Args:
-            prompt: Text, or a sequence of token ids.
+            prompt: Text; token ids as a sequence, tensor or array, [n] or [1, n]; or what a tokenizer returns for one
+                text. Padding that an attention mask shows is dropped.
             params: Sampling parameters. None for the defaults.
             num_draft_tokens: Draft tokens per step; 0 decodes plainly. None for the drafter's default. The end of the
                 text may leave fewer.
             cache_salt: The request shares pages of the cache only with requests of the same salt. Time to the first
                 token tells whether a prefix was stored, so use one salt per party that must not learn of others.
+            add_special_tokens: Whether the tokenizer adds special tokens to a text. None: as the tokenizer does by
+                default, but no second beginning of sequence if the text begins with one, as chat templates write it.
+                Token ids stay as they are.
 
         Returns:
             The handle of the request.
@@ -148,7 +159,8 @@ class Engine(Scheduler, ChatMethods, Closeable):
             ValueError: If the engine cannot serve the prompt or the parameters. Other requests are not affected.
         """
         self._check_open()
-        params, tokens = resolve_params(params), self.encode(prompt)
+        params = resolve_params(params, self.default_params)
+        tokens = self.encode(prompt, add_special_tokens=add_special_tokens)
         if (reason := self.rule.why_not_sampling(params)) is not None:
             raise ValueError(reason)
         requested = self._drafter_runner.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
@@ -160,16 +172,17 @@ class Engine(Scheduler, ChatMethods, Closeable):
         self._queue.append(handle)
         return handle
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, *, add_special_tokens: bool | None = None) -> list[int]:
         """Returns the token ids of a prompt.
 
         Args:
-            prompt: Text, or a sequence of token ids.
+            prompt: A prompt as in `submit`.
+            add_special_tokens: As in `submit`.
 
         Raises:
             ValueError: If the target cannot read the prompt.
         """
-        return encode_prompt(prompt, self.tokenizer, self.target.vocab_size)
+        return encode_prompt(prompt, self.tokenizer, self.target.vocab_size, add_special_tokens)
 
     @synchronized
     def cancel(self, handle: Handle) -> None:
@@ -189,45 +202,6 @@ class Engine(Scheduler, ChatMethods, Closeable):
                 leaving.callback(self._queue.remove, handle)
             handle.finish_reason = "cancelled"
             handle.finish("cancelled")
-
-    def stream(self, handle: Handle) -> Iterator[str]:
-        """Yields the text of a request piece by piece, and runs steps until the request ends.
-
-        Args:
-            handle: A request of this engine.
-
-        Returns:
-            An iterator over pieces of text that can no longer change.
-
-        Raises:
-            ValueError: For a running request of another engine.
-        """
-        return stream(self, handle)
-
-    def generate(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | Iterable[SamplingParams] | None = None,
-        *,
-        num_draft_tokens: int | None = None,
-    ) -> list[Handle]:
-        """Generates texts for a batch of prompts, and returns when all have ended.
-
-        Under rule `replay`, requests of one seed share their noise.
-
-        Args:
-            prompts: Texts, or sequences of token ids.
-            params: Sampling parameters of all prompts, or one for each. None for the defaults.
-            num_draft_tokens: Draft tokens per step and request. None for the drafter's default.
-
-        Returns:
-            Handles in the order of the prompts. A prompt that the engine cannot serve gets a handle with
-            `finish_reason="error"`; the others run.
-
-        Raises:
-            ValueError: If there are not as many `params` as prompts.
-        """
-        return generate(self, prompts, params, num_draft_tokens)
 
     @synchronized
     def reset_prefix_cache(self) -> None:
@@ -272,6 +246,7 @@ class Engine(Scheduler, ChatMethods, Closeable):
         grad_off = nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode()
         with grad_off, without_autocast(self.state.device):
             clock = Clock()
+            self._cancel_abandoned()
             for handle in [each for each in self._running.values() if each.finished]:  # the last step was interrupted
                 self._retire(handle)
             with clock.time("prefill"):
@@ -286,6 +261,7 @@ class Engine(Scheduler, ChatMethods, Closeable):
             elif handles:
                 self._sync_step(handles, clock)
                 self._failures.record_sync_step()
+            self._cancel_abandoned()  # streams that were dropped meanwhile
             updated, self._updated_handles = list(dict.fromkeys([*self._updated_handles, *handles])), []
             return updated
 

@@ -1,4 +1,4 @@
-"""Requests: the handle that a caller holds, and the checks of prompts and parameters.
+"""Requests: the handle that a caller holds, and the checks of lengths and parameters.
 
 Tests: tests/engine/test_request.py, tests/engine/test_engine.py.
 """
@@ -10,13 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specdec_fast.engine.prompts import Prompt, Prompts, split_prompts
 from specdec_fast.engine.stats import RequestStats
 from specdec_fast.engine.stop_conditions import StopChecker
 from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.sampling.params import SamplingParams
 
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
 ACCEPTED, RECOVERED, BONUS, PLAIN = "accepted", "recovered", "bonus", "plain"
 
 
@@ -56,6 +55,7 @@ class Handle:
     stats: RequestStats = field(default_factory=RequestStats)
     row: int | None = None
     page_names: Any = None
+    streams: set[object] = field(default_factory=set)
 
     @property
     def finished(self) -> bool:
@@ -207,36 +207,34 @@ def create_handle(
 
 
 def pair_with_params(
-    prompts: Iterable[Prompt], params: SamplingParams | Iterable[SamplingParams] | None
+    prompts: Prompts, params: SamplingParams | Iterable[SamplingParams] | None
 ) -> list[tuple[Prompt, SamplingParams | None]]:
     """Pairs prompts with parameters.
 
     Args:
-        prompts: Texts or sequences of token ids.
+        prompts: A batch of prompts (`Prompts`).
         params: Parameters of all prompts, or one for each, or None.
 
     Returns:
         Each prompt with its parameters.
 
     Raises:
-        ValueError: For a single text as prompts, or if the numbers differ.
+        ValueError: For a single prompt as prompts, or if the numbers differ.
     """
-    if isinstance(prompts, str | bytes):
-        raise ValueError(f"prompts: got one text, {prompts!r:.60}; expected a list of prompts")
-    prompts = list(prompts)
+    found = split_prompts(prompts)
     if params is None or isinstance(params, SamplingParams):
-        return [(prompt, params) for prompt in prompts]
+        return [(prompt, params) for prompt in found]
     each = list(params)
-    if len(each) != len(prompts):
-        raise ValueError(f"params: got {len(each)} for {len(prompts)} prompts; expected one, or one per prompt")
-    return list(zip(prompts, each))
+    if len(each) != len(found):
+        raise ValueError(f"params: got {len(each)} for {len(found)} prompts; expected one, or one per prompt")
+    return list(zip(found, each))
 
 
-def resolve_params(params: Any) -> SamplingParams:
+def resolve_params(params: Any, defaults: SamplingParams) -> SamplingParams:
     """Returns parameters with a seed, the default ones for None. Raises ValueError for another type."""
     if params is not None and not isinstance(params, SamplingParams):
         raise ValueError(f"params: got {params!r:.80}; expected SamplingParams, or None for the defaults")
-    return (params or SamplingParams()).with_seed()
+    return (params or defaults).with_seed()
 
 
 def rejected_handle(params: Any, error: ValueError) -> Handle:
@@ -244,48 +242,3 @@ def rejected_handle(params: Any, error: ValueError) -> Handle:
     handle = Handle(-1, [], params if isinstance(params, SamplingParams) else SamplingParams(), 0)
     handle.finish("error", error)
     return handle
-
-
-def _convert_ids(prompt: Iterable[Any]) -> list[int]:
-    """Converts token ids of any integer type. Raises TypeError for anything else, bytes and booleans included."""
-    tokens = list(prompt)
-    if isinstance(prompt, bytes | bytearray) or bool in set(map(type, tokens)):
-        raise TypeError
-    return [*map(operator.index, tokens)]
-
-
-def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
-    """Converts a prompt to token ids.
-
-    Args:
-        prompt: Text or a sequence of token ids.
-        tokenizer: A transformers tokenizer, which text needs, or None.
-        vocab_size: V of the target.
-
-    Returns:
-        At least one token id.
-
-    Raises:
-        ValueError: If the prompt is empty or cannot be converted, or if an id is outside of the vocabulary.
-    """
-    if isinstance(prompt, str):
-        if tokenizer is None:
-            raise ValueError("prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=")
-        try:
-            tokens = list(tokenizer.encode(prompt))
-        except Exception as error:
-            raise ValueError(
-                f"prompt: got {prompt!r:.60}, which the tokenizer cannot encode ({type(error).__name__}: {error}); "
-                "expected Unicode text without lone surrogates; repair it, or pass token ids"
-            ) from error
-    else:
-        try:
-            tokens = _convert_ids(prompt)
-        except TypeError:
-            raise ValueError(f"prompt: got {prompt!r:.60}; expected text or a sequence of token ids") from None
-    if not tokens:
-        raise ValueError("prompt: got no tokens; expected at least one")
-    bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
-    if bad is not None:
-        raise ValueError(f"prompt: got token id {bad}; expected 0..{vocab_size - 1}; is this the target's tokenizer?")
-    return tokens

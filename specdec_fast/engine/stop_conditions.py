@@ -113,16 +113,16 @@ class StopChecker:
             Why the text ends with this token ("eos", "stop" or "length"), or None if it continues.
         """
         mark = self._num_tokens, self._end, self._released, self._search.searched, self._full_search.searched
-        streams = self._stream.snapshot(), None if self._full is None else self._full.snapshot()
+        stream, full = self._stream.snapshot(), () if self._full is None else self._full.snapshot()
         try:
             return self._add(token)
         except Exception:
             raise
         except BaseException:
             self._num_tokens, self._end, self._released, self._search.searched, self._full_search.searched = mark
-            self._stream.restore(streams[0])
+            self._stream.restore(stream)
             if self._full is not None:
-                self._full.restore(streams[1])
+                self._full.restore(full)
             raise
 
     def _add(self, token: int) -> str | None:
@@ -196,7 +196,8 @@ class StopChecker:
         if hidden is not None:
             assert self._full is not None
             self._stream.flush(final=True)  # no token follows
-            found.append(tuple(self._full.shown_length(at, self._stream.text) for at in hidden))
+            end, start = (self._full.shown_length(at, self._stream.text) for at in hidden)
+            found.append((end, start))
         return min((each for each in found if each is not None), default=None)
 
     def _final_length(self, text: str) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from oracles.automaton import AutomatonTarget, random_logits
-from oracles.toy_tokenizer import byte_tokenizer
 
 from specdec_fast import Engine
-from specdec_fast.engine.request import Handle, encode_prompt, pair_with_params
+from specdec_fast.engine.request import Handle, pair_with_params
 from specdec_fast.engine.stop_conditions import StopChecker
 from specdec_fast.sampling.params import SamplingParams
 
@@ -56,24 +54,6 @@ def test_a_refused_request_has_no_text() -> None:
     refused = Handle(-1, [], SamplingParams(), 0)
     refused.finish("error", ValueError("no"))
     assert refused.text == "" and refused.finished
-
-
-def test_text_that_the_tokenizer_refuses_is_a_bad_prompt() -> None:
-    tokenizer = byte_tokenizer()
-    assert encode_prompt("a b", tokenizer, 300)
-    message = r"prompt: got 'a.ud83d b', which the tokenizer cannot encode .*expected Unicode"
-    with pytest.raises(ValueError, match=message):
-        encode_prompt("a\ud83d b", tokenizer, 300)
-
-
-@pytest.mark.parametrize("prompt", [b"abc", [True, 2], [1.5], 7])
-def test_other_types_are_bad_prompts(prompt: Any) -> None:
-    with pytest.raises(ValueError, match=r"prompt: got .*; expected text or a sequence of token ids"):
-        encode_prompt(prompt, None, 300)
-
-
-def test_ids_may_come_one_by_one() -> None:
-    assert encode_prompt(iter([1, 2]), None, 300) == [1, 2]  # type: ignore[arg-type]
 
 
 def test_prompts_and_parameters_in_pairs() -> None:
