@@ -23,11 +23,15 @@ class PageNames:
     Args:
         page_size: Tokens per page.
         salt: Texts with different salts never have equal names.
+
+    Attributes:
+        salt: The salt.
     """
 
-    __slots__ = ("_names", "_page_size", "_start")
+    __slots__ = ("_names", "_page_size", "_start", "salt")
 
     def __init__(self, page_size: int, salt: str = "") -> None:
+        self.salt = salt
         self._page_size = page_size
         self._start = blake2b(salt.encode("utf-8", "surrogatepass"), key=_KEY, digest_size=_SIZE).digest()
         self._names: list[bytes] = []

@@ -16,6 +16,7 @@ from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.draft_runners.cross_vocab import CrossVocab, GrowingText
 from specdec_fast.draft_runners.row_limit import check_row_limit
 from specdec_fast.draft_runners.shared_prefixes import SharedPrefixes
+from specdec_fast.interfaces import StateView
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 
 
@@ -39,10 +40,11 @@ class DraftChainRunner:
         self._texts: dict[int, GrowingText] = {}  # per row, with a translation: its text in the draft's tokens
         self._prefixes = SharedPrefixes(model, self._embeddable)
 
-    def begin(self, rows: Sequence[int]) -> None:
+    def begin(self, view: StateView, rows: Sequence[int]) -> None:
         """Adds rows, with nothing stored.
 
         Args:
+            view: Committed data.
             rows: Rows of the engine.
 
         Raises:
@@ -54,7 +56,7 @@ class DraftChainRunner:
             if self._translation is not None:
                 self._texts[row] = GrowingText(self._translation)
         if self._translation is None:
-            self._prefixes.begin(rows)
+            self._prefixes.begin(view, rows)
 
     def release(self, rows: Sequence[int]) -> None:
         """Removes rows and gives back their pages. Unknown rows are ignored."""

@@ -53,7 +53,7 @@ class DraftTreeRunner:
         for row in rows:
             self._stored[row], self._scored[row] = (0, None), 0
         self._uncertain.update(rows)
-        self._prefixes.begin(rows)
+        self._prefixes.begin(view, rows)
 
     def reserve(self, row: int, tokens: int, length: int) -> bool:
         """Reserves pages for `length` tokens of a row; returns whether they are available."""

@@ -16,6 +16,7 @@ import torch
 from specdec_fast.cache.prefix import PageNames
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device
+from specdec_fast.interfaces import StateView
 
 
 class SharedPrefixes:
@@ -34,15 +35,17 @@ class SharedPrefixes:
         self._named: dict[int, int] = {}  # pages of each row that have names
         self._new: set[int] = set()  # rows that have stored nothing yet
 
-    def begin(self, rows: Sequence[int]) -> None:
-        """Adds rows, with nothing stored."""
+    def begin(self, view: StateView, rows: Sequence[int]) -> None:
+        """Adds rows, with nothing stored. Rows that share with none are left out."""
         cache, has_changed = self._model.cache, getattr(self._model, "has_changed_weights", None)
         if not self._names and has_changed is not None and has_changed():
             cache.pages.forget()
         cache.release(rows)  # an interrupted release may have left pages with names, to which a new text must not write
         for row in rows:
-            self._names[row], self._named[row] = cache.page_names(), 0
-        self._new.update(rows)
+            salt = view.cache_salt(row)
+            if salt is not None:
+                self._names[row], self._named[row] = cache.page_names(salt), 0
+                self._new.add(row)
 
     def release(self, row: int) -> None:
         """Removes a row. Its pages keep their names."""

@@ -67,6 +67,10 @@ class PrefixSharing:
             raise ValueError(f"cache_salt: got {salt!r:.60}; expected a string, or None to share with all requests")
         return self._cache.page_names(salt or "") if self.why_not is None else None
 
+    def salt_of(self, handle: Handle) -> str | None:
+        """Returns the salt of a request, "" if it has none, or None if it shares no prefixes."""
+        return None if handle.page_names is None else handle.page_names.salt
+
     def forget(self) -> None:
         """Drops all names. Rows that run now get none."""
         if self.why_not is None:

@@ -101,7 +101,8 @@ class Scheduler(ABC):
                         raise RuntimeError("engine: an empty pool has too few pages for a request that was accepted")
                     break
                 params = self._drafter_runner.params_with_request_key(handle)
-                row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids)
+                salt = self._prefixes.salt_of(handle)
+                row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids, salt)
                 handle.row, self._running[row] = row, self._queue.popleft()
                 joined.append(row)
                 self._prefixes.join(handle, row, tokens, pages)

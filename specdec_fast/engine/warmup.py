@@ -119,8 +119,7 @@ def _rehearse(
     params = replace(params, max_new_tokens=new)
     with ExitStack() as ends:  # all of them, even if one raises
         for length in lengths[:count]:
-            # prompts of different lengths begin differently, since a draft model would share their prefixes
-            prompt = [(length + place) % engine.target.vocab_size for place in range(length)]
+            prompt = [place % engine.target.vocab_size for place in range(length)]
             ends.callback(twin.cancel, twin.submit(prompt, params, num_draft_tokens=most))
         for _ in budgets:
             twin.step()

@@ -34,6 +34,10 @@ class StateView(Protocol):
         """Returns the number of prompt tokens of a row."""
         ...
 
+    def cache_salt(self, row: int) -> str | None:
+        """Returns a name of the rows with which a row may share stored prefixes. None: it shares with no row."""
+        ...
+
     def sampling(self, rows: Sequence[int]) -> SamplingTensors:
         """Returns the sampling parameters of rows, packed as tensors [B] in the order of `rows`."""
         ...
