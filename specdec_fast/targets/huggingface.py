@@ -62,6 +62,7 @@ class HuggingFaceTarget:
         vocab_size: Valid token ids.
         num_layers: Decoder layers.
         context_limit: Positions that the model supports.
+        has_default_length: Whether `max_length` was not given, so that it is 4,096 at most.
         why_not_fused: Why passes are not fused, or None.
         has_changed_weights: Called, returns whether weights have changed since the last call.
 
@@ -92,6 +93,7 @@ class HuggingFaceTarget:
         for name, value in capacities.items():
             if value < 1:
                 raise ValueError(f"{name}: got {value}; expected at least 1")
+        self.has_default_length = max_length is None
         attention.register()
         self.lease = ModelLease(model)
         with self.lease.opening(), unchanged_on_error(model), without_autocast(model.device):
