@@ -37,6 +37,8 @@ _OF_CODE = {
     ),
     "change them, or pass another chat_template": "change them, or pass another --chat-template",
     "expected the text of a Jinja template": "expected a file with a Jinja template",
+    "which is the default of load; pass max_length to load": "which is the default; pass --max-length",
+    "which is max_length; raise it": "which is --max-length; raise it",
     "; pass None for the tokenizer's own": "; drop the option for the tokenizer's own",
     ", or a BudgetPolicy": "",
     "stop: got ('',);": "stop: got '';",

@@ -241,7 +241,8 @@ class Job:
         table = stats_table(total, self.seconds)
         if len(self.handles) == 1:
             (handle,) = self.handles
-            table.add_row("ended by", f"{handle.finish_reason}; seed {handle.params.seed}")
+            full = ", the context is full (see --max-length)" if handle.limit == "max_length" else ""
+            table.add_row("ended by", f"{handle.finish_reason}{full}; seed {handle.params.seed}")
         self.err.print(table)
         if self._streams and self.engine.state.device.type == "cpu":
             advice = busy_machine(torch.get_num_threads())

@@ -164,9 +164,9 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         if (reason := self.rule.why_not_sampling(params)) is not None:
             raise ValueError(reason)
         requested = self._drafter_runner.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
-        known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "vocab_size": self.target.vocab_size}
+        known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "target": self.target}
         names = self._prefixes.names_for(cache_salt)
-        handle = create_handle(self._next_id, tokens, params, requested, cache=self._cache, **known)
+        handle = create_handle(self._next_id, tokens, params, requested, **known)
         handle.page_names = names
         self._next_id += 1
         self._queue.append(handle)

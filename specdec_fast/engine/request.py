@@ -13,6 +13,7 @@ from typing import Any
 from specdec_fast.engine.prompts import Prompt, Prompts, split_prompts
 from specdec_fast.engine.stats import RequestStats
 from specdec_fast.engine.stop_conditions import StopChecker
+from specdec_fast.interfaces import Target
 from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.sampling.params import SamplingParams
 
@@ -66,6 +67,17 @@ class Handle:
     def remaining(self) -> int:
         """Tokens that may still be generated; 0 if the engine refused the request."""
         return self.checker.remaining if self.checker is not None else 0
+
+    @property
+    def limit(self) -> str | None:
+        """Which limit ended a text of `finish_reason` "length"; None for other texts.
+
+        "max_new_tokens", or "max_length" if prompt and text filled the context before. Then pass a larger `max_length`
+        to `load`, as far as the model allows, or shorten the prompt.
+        """
+        if self.finish_reason != "length":
+            return None
+        return "max_new_tokens" if len(self.tokens) >= self.params.max_new_tokens else "max_length"
 
     def stable_text(self, shown: int) -> str:
         """Returns the text after its first `shown` characters that can no longer change."""
@@ -134,6 +146,7 @@ class Handle:
             "text": self.text,
             "tokens": list(self.tokens),
             "finish_reason": self.finish_reason,
+            "limit": self.limit,
             "error": None if self.error is None else str(self.error),
             "seed": self.params.seed,
             "stats": self.stats.as_dict(),
@@ -149,8 +162,7 @@ def create_handle(
     *,
     tokenizer: Any,
     eos_ids: Sequence[int],
-    vocab_size: int,
-    cache: Any,
+    target: Target,
 ) -> Handle:
     """Checks a request and creates its handle.
 
@@ -161,33 +173,31 @@ def create_handle(
         num_draft_tokens: Draft tokens per step that the request asks for.
         tokenizer: A transformers tokenizer, or None.
         eos_ids: End-of-sequence ids of the model.
-        vocab_size: V of the target.
-        cache: The target's cache.
+        target: The target.
 
     Returns:
         The handle, which is not queued yet.
 
     Raises:
-        ValueError: If a target of this vocabulary and cache cannot serve the request.
+        ValueError: If the target cannot serve the request.
     """
+    cache: Any = target.cache
     is_integer = hasattr(num_draft_tokens, "__index__") and not isinstance(num_draft_tokens, bool)
     if not is_integer or num_draft_tokens < 0:
         raise ValueError(f"num_draft_tokens: got {num_draft_tokens!r}; expected an integer, 0 or more")
     stop_ids = (*(() if params.ignore_eos else eos_ids), *params.stop_token_ids)
-    params.check(vocab_size, stop_ids)
+    params.check(target.vocab_size, stop_ids)
     if params.stop and tokenizer is None:
         raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")
     limit = cache.max_length
     if len(tokens) >= limit:
-        raise ValueError(
-            f"prompt: got {len(tokens)} tokens; expected fewer than the context limit of {limit}; shorten it"
-        )
+        raise ValueError(f"prompt: got {len(tokens)} tokens; expected fewer than {explain_context_limit(target)}")
     longest = min(len(tokens) + params.max_new_tokens, limit)
     needed, available = cache.pages_for(longest), cache.pages.num_pages - 1
     if needed > available:
         raise ValueError(
             f"request: {longest} tokens need {needed} pages of the cache; the pool has {available}; lower "
-            "max_new_tokens or raise num_pages"
+            "max_new_tokens, or raise num_pages of load"
         )
     max_useful = max(longest - len(tokens) - 1, 0)  # the last token of a text needs no draft
     handle = Handle(request_id, tokens, params, min(operator.index(num_draft_tokens), max_useful))
@@ -204,6 +214,18 @@ def create_handle(
         include_stop=params.include_stop_str_in_output,
     )
     return handle
+
+
+def explain_context_limit(target: Target) -> str:
+    """Returns, in words, the context limit of a target, where it comes from, and how to serve longer texts."""
+    cache: Any = target.cache
+    words, own = f"the context limit of {cache.max_length}", getattr(target, "context_limit", None)
+    if own is not None and cache.max_length >= own:
+        return f"{words}, which is the model's own; shorten it"
+    most = f" up to {own}, the model's own limit," if own is not None and own < 2**31 - 1 else ","
+    if getattr(target, "has_default_length", False):
+        return f"{words}, which is the default of load; pass max_length to load{most} or shorten the prompt"
+    return f"{words}, which is max_length; raise it{most} or shorten the prompt"
 
 
 def pair_with_params(

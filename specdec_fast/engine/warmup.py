@@ -72,7 +72,8 @@ def _resolve_capacities(engine: Engine, capacities: Iterable[tuple[int, int]] | 
     for rows, drafted in capacities:
         if not (1 <= rows <= most and drafted >= 0):
             raise ValueError(
-                f"capacities: got ({rows}, {drafted}); expected 1..{most} rows, and 0 or more draft tokens of each"
+                f"capacities: got ({rows}, {drafted}); expected 1..{most} rows (max_rows of load), and 0 or more "
+                "draft tokens of each"
             )
         pairs.append((int(rows), min(int(drafted), engine._cache.max_length) if engine.drafter is not None else 0))
     return pairs or [(1, 0)]
@@ -170,6 +171,7 @@ def _rehearsal_engine(engine: Engine, budgets: Sequence[int], captured: bool) ->
     """An engine that shares target, drafter, rows and programs, and has requests of its own."""
     twin = copy(engine)
     twin._running, twin._queue, twin._updated_handles = {}, deque(), []
+    twin._abandoned = deque()
     twin.stats, twin.seconds = RequestStats(), Clock().seconds
     twin._prefixes = PrefixSharing(engine.target, engine.needs, enabled=False)
     twin.tokenizer, twin.eos_token_ids = None, ()

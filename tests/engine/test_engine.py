@@ -36,7 +36,7 @@ def test_max_new_tokens_is_exact(limit: int, tree: bool) -> None:
     full = plain(SamplingParams(seed=4, max_new_tokens=20)).tokens
     engine = Engine(target(), oracle(full, alpha=1.0, tree=tree))
     handle = engine.generate([PROMPT], params)[0]
-    assert handle.tokens == full[:limit] and handle.finish_reason == "length"
+    assert handle.tokens == full[:limit] and handle.finish_reason == "length" and handle.limit == "max_new_tokens"
     assert handle.stats.num_draft_tokens <= limit - 1 + 5 * handle.stats.steps
 
 
@@ -52,7 +52,7 @@ def test_any_of_several_ends_and_further_stop_ids() -> None:
         want = full[: next(at for at, token in enumerate(full) if token in active) + 1]
         for drafter in (None, oracle(full), oracle(full, tree=True)):
             handle = Engine(target(), drafter, eos_token_ids=ends).generate([PROMPT], params)[0]
-            assert handle.tokens == want and handle.finish_reason == "eos"
+            assert handle.tokens == want and handle.finish_reason == "eos" and handle.limit is None
 
 
 def test_min_new_tokens_forbids_earlier_ends() -> None:
@@ -71,6 +71,7 @@ def test_the_context_limit_ends_a_text(length: int) -> None:
         engine = Engine(target(max_length=16, page_size=4), used)
         handle = engine.generate([prompt], SamplingParams(seed=2, max_new_tokens=40))[0]
         assert handle.tokens == want[: 16 - length] and handle.finish_reason == "length"
+        assert handle.limit == "max_length" == handle.as_dict()["limit"]
 
 
 def test_a_request_without_drafts_among_others() -> None:
