@@ -63,12 +63,13 @@ class HuggingFaceTarget:
         num_layers: Decoder layers.
         context_limit: Positions that the model supports.
         has_default_length: Whether `max_length` was not given, so that it is 4,096 at most.
+        windows: Window of each layer in tokens, 0 for none. None: those that the model passes with its calls.
         why_not_fused: Why passes are not fused, or None.
         has_changed_weights: Called, returns whether weights have changed since the last call.
 
     Raises:
-        UnsupportedModelError: If packed passes cannot serve the model: encoder-decoders, recurrent layers, models
-            without the attention interface, and rotary scalings that depend on the whole batch.
+        UnsupportedModelError: If packed passes cannot serve the model exactly. Its class, configuration, placement,
+            attention calls, masks and logits are checked; the model stays as it was.
         ValueError: If a capacity is below 1.
     """
 
@@ -144,7 +145,7 @@ class HuggingFaceTarget:
         self.num_layers = len(shapes)
         self._decoder = load_checks.find_decoder(model, probe.calls)
         layers = None if self._decoder is None else self.layers
-        self._windows = load_checks.find_windows(model, probe, layers, self.max_length)
+        self.windows = load_checks.find_windows(model, probe, layers, self.max_length)
         model.set_attn_implementation(attention.NAME)
         # embeddings of positions may end early if the configuration does not say where; a GPU would not survive that
         far = self.max_length - 1 if positions or self.device.type == "cpu" else count - 1
@@ -163,7 +164,7 @@ class HuggingFaceTarget:
         load_checks.check_logits(model, packed, expected)
         self._scaling: OutputScaling | None = None
         if "final_norm" in states:
-            self._scaling = find_output_scaling(model, states["final_norm"], packed)
+            self._scaling = find_output_scaling(model, states["final_norm"][-1:], packed[-1:])
         if self.device.type == "cpu":
             store_by_input(model)
         else:
@@ -260,7 +261,7 @@ class HuggingFaceTarget:
                 return self._run(tokens, slots, wanted, aux_hidden_states)
         if not attention.is_served(self.model.config):  # the model was used elsewhere in between
             self.model.set_attn_implementation(attention.NAME)
-        context = attention.PackedContext(slots, self.cache.keys, self.cache.values, self._windows)
+        context = attention.PackedContext(slots, self.cache.keys, self.cache.values, self.windows)
         hooks: list[Any] = []
         try:
             for name in aux_hidden_states:

@@ -54,21 +54,25 @@ def find_output_scaling(model: Any, hidden: Tensor, logits: Tensor) -> OutputSca
         return None
     width = min(projected.shape[-1], logits.shape[-1])
     found, wanted = projected[..., :width].float(), logits[..., :width].float()
+    limit = _TOLERANCES.get(model.dtype, _HALF_TOLERANCE) * float(wanted.std(correction=0))
     settings = _numbers(model.config.get_text_config())
+    caps = [value for name, value in settings if "cap" in name and "attn" not in name and value > 0]
+    if not caps and float((found - wanted).abs().max()) <= limit:
+        return OutputScaling()
     candidates = []
-    for cap in (None, *(value for name, value in settings if "cap" in name and value > 0)):
+    for cap in (*caps, None):
         straight, inside = wanted, torch.ones_like(wanted, dtype=torch.bool)
         if cap is not None:
             inside = wanted.abs() < _LINEAR_PART * cap
             straight = cap * torch.atanh(wanted.clamp(-_LINEAR_PART * cap, _LINEAR_PART * cap) / cap)
         x, y = found[inside], straight[inside]
-        fitted = float((x * y).sum() / (x * x).sum().clamp(min=1e-30))
-        exact = [each for _, value in settings for each in (value, 1 / value) if abs(each / fitted - 1) < 0.01]
-        candidates += [OutputScaling(scale, cap) for scale in (1.0, *exact, fitted)]
+        fitted = float((x * y).sum() / (x * x).sum().clamp(min=1e-30)) or 1.0
+        named = [each for _, value in settings for each in (value, 1 / value) if abs(each / fitted - 1) < 0.01]
+        candidates += [OutputScaling(scale, cap) for scale in (1.0, *named, fitted)]
     errors = [float((each(found) - wanted).abs().max()) for each in candidates]
-    best = min(range(len(errors)), key=errors.__getitem__)  # the first of equal ones
-    limit = _TOLERANCES.get(model.dtype, _HALF_TOLERANCE) * float(wanted.std(correction=0))
-    return candidates[best] if errors[best] <= limit else None
+    # named values come first, and may be worse than fitted ones by rounding
+    best = next((at for at, error in enumerate(errors) if error <= 1.5 * min(errors) + 1e-6 * limit), None)  # or NaN
+    return candidates[best] if best is not None and errors[best] <= limit else None
 
 
 def _numbers(config: Any) -> list[tuple[str, float]]:
