@@ -105,7 +105,7 @@ METHODS: dict[str, Method] = {
     ),
     "forest of ngram and recycling": Method("forest", "2.3x to 2.5x (SAM with Token Recycling, Spec-Bench)"),
     "forest of ngram and draft_model": Method("forest", "", {"of": "ngram,draft_model"}, draft_wanted=True),
-    "auto": Method("auto", ""),
+    "auto": Method("auto", "", memory="shared"),
     "draft_tree 2 1 1": Method("draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1]}),
     "draft_tree 2 1 1, iid, recursive_rejection": Method(
         "draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1], "how": "iid"}, rule="recursive_rejection"

@@ -20,11 +20,12 @@ from specdec_fast.drafters import (
     may_take_draft,
 )
 from specdec_fast.engine.engine import Engine
-from specdec_fast.engine.request import Prompt
+from specdec_fast.engine.prompts import Prompt
 from specdec_fast.interfaces import Drafter, Rule
 from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.loading.model_targets import find_model
 from specdec_fast.loading.models import check_device, resolve_dtype
+from specdec_fast.loading.sampling_defaults import check_sampling, resolve_defaults
 from specdec_fast.loading.tokenizers import check_same_tokenizer, eos_ids, load_tokenizer
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 from specdec_fast.rules import DEFAULT, get_rule, rule_for
@@ -67,6 +68,7 @@ def load(
     temperature: float | None = None,
     sample: Sequence[tuple[Prompt, SamplingParams]] = (),
     prefix_sharing: bool = True,
+    sampling: SamplingParams | str | None = None,
 ) -> Engine:
     """Builds an engine from model names.
 
@@ -103,6 +105,9 @@ def load(
         sample: Typical requests. Rule `best` generates their first tokens to choose how to draft. Without them it
             chooses by what holds for every draft.
         prefix_sharing: Requests whose texts begin alike share pages of the cache, as in `Engine`.
+        sampling: Sampling parameters of requests without any. "model" follows what the model's generation config sets
+            (do_sample, temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, ...). None keeps the
+            neutral defaults of `SamplingParams`, and logs what the generation config would set.
 
     Returns:
         The engine.
@@ -112,6 +117,7 @@ def load(
     """
     check_device(device)
     resolve_dtype(dtype)
+    check_sampling(sampling)
     selected, policy = get_rule(rule), budget_for(budget)
     name = drafter or ("draft_model" if draft is not None else None)
     options: dict[str, Any] = {**(drafter_options or {})}
@@ -201,7 +207,8 @@ def load(
         if made is not None and hasattr(policy, "calibrate"):
             policy.calibrate(ours, getattr(made, "num_draft_tokens", 1))
         given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
-        given["prefix_sharing"] = prefix_sharing
+        defaults = resolve_defaults(sampling, getattr(found.model, "generation_config", None), ids, ours.vocab_size)
+        given |= {"prefix_sharing": prefix_sharing, "default_params": defaults}
         engine = Engine(ours, made, rule=selected, eos_token_ids=ids, temperature=temperature, **given)
         engine.why_rule = why or engine.why_rule
         for each in drafts:

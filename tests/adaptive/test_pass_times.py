@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from oracles.automaton import AutomatonTarget, random_logits
 
-from specdec_fast.adaptive.cost_model import TimeTable
+from specdec_fast.adaptive.budget import Goodput
+from specdec_fast.adaptive.cost_model import DraftOutcome, TimeTable
 from specdec_fast.adaptive.pass_times import measure_pass_times
 
 
@@ -44,3 +45,25 @@ def test_a_prior_gives_the_shape_and_measurements_the_scale() -> None:
     assert times.seconds_at(1) == pytest.approx(3.0) and times.seconds_at(16) == pytest.approx(36.0)
     assert 12.0 < times.seconds_at(10) < 24.0
     assert times.table(16)[10] == pytest.approx(times.seconds_at(10), rel=0.2)
+
+
+def test_goodput_starts_with_the_largest_draft_that_pays() -> None:
+    """With measured passes, no step is spent on small drafts, and a plain step follows after 16 steps with drafts."""
+    policy = Goodput()
+    policy.calibrate(target(), 8)
+    assert policy._verify_times.prior is not None
+    policy._verify_times.prior = prior(n1=1.0, n4=1.01, n9=1.03)  # larger passes are nearly free
+    budgets = []
+    for _ in range(17):
+        budgets += policy.nodes([0], [8])
+        accepted = DraftOutcome(8, 8, 8, 8, 8) if budgets[-1] else DraftOutcome(0, 0, 0, 0, 0)
+        policy.observe([0], [accepted], 0.0, 1.0 + 0.004 * budgets[-1])
+    assert budgets[:16] == [8] * 15 + [0], budgets
+
+
+def test_goodput_without_measured_passes_starts_small() -> None:
+    policy = Goodput()
+    busy = target()
+    busy.cache.reserve(0, 4)
+    policy.calibrate(busy, 8)
+    assert policy.nodes([0], [8]) == [0], "the cache was in use, so the first step is a measurement"
