@@ -49,9 +49,7 @@ def _read(request: CompletionRequest, service: Service) -> list[Prompt]:
     params = read_params(request, engine, max_tokens=max_tokens, logprobs=request.logprobs)
     found = []
     for each in prompts:
-        if isinstance(each, str) and request.add_special_tokens is False:
-            each = engine.tokenizer.encode(each, add_special_tokens=False)
-        tokens = engine.encode(each)
+        tokens = engine.encode(each, add_special_tokens=request.add_special_tokens)
         check_length(tokens, engine)
         found.append(repeat(request, tokens, params))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from specdec_fast.engine.engine import Engine
@@ -51,10 +51,7 @@ def read_params(request: GenerationRequest, engine: Engine, *, max_tokens: int, 
     if request.logit_bias is not None:
         given["logit_bias"] = {_token_id(name): value for name, value in request.logit_bias.items()}
     given["grammar"] = _read_grammar(request.response_format, engine.tokenizer)
-    unknown = given.keys() - {field.name for field in fields(SamplingParams)}
-    if unknown:
-        raise ValueError(f"{min(unknown)}: not supported")
-    return replace(getattr(engine, "default_params", None) or SamplingParams(), **given)
+    return replace(engine.default_params, **given)
 
 
 def repeat(request: GenerationRequest, tokens: Sequence[int], params: SamplingParams) -> Prompt:

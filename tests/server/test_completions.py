@@ -100,6 +100,40 @@ def test_streams_end_with_the_usage_that_was_asked_for(client: OpenAI) -> None:
     assert all(part.usage is None and part.choices for part in silent)
 
 
+def test_special_tokens(served: Running) -> None:
+    """Before the prompt, and in the text."""
+    body = {"prompt": "a", "max_tokens": 1, "seed": 1}
+    counts = [
+        served.post("completions", {**body, "add_special_tokens": adds}).json()["usage"]["prompt_tokens"]
+        for adds in (None, True, False)
+    ]
+    assert counts == [2, 2, 1]
+    turn = TOKENIZER.convert_tokens_to_ids("<|end|>")
+    body |= {"logit_bias": {str(turn): 100}}
+    texts = [
+        served.post("completions", {**body, "skip_special_tokens": skips}).json()["choices"][0]["text"]
+        for skips in (None, True, False)
+    ]
+    assert texts == ["", "", "<|end|>"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_may_stay(client: OpenAI, stream: bool) -> None:
+    (text,) = texts(["one"], SamplingParams(seed=5, max_new_tokens=30))
+    stop = text[10:13]
+    made: Any = client.completions.create(
+        model="toy",
+        prompt="one",
+        seed=5,
+        max_tokens=30,
+        stop=stop,
+        stream=stream,
+        extra_body={"include_stop_str_in_output": True},
+    )
+    found = "".join(part.choices[0].text for part in (made if stream else [made]))
+    assert found == text[: text.index(stop) + 3]
+
+
 def test_models_are_listed(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["toy"]
     assert client.models.retrieve("toy").id == "toy"

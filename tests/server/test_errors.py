@@ -122,7 +122,7 @@ def test_unknown_places(served: Running) -> None:
 def test_a_fault_of_the_server_is_not_shown(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     served = start()
 
-    def fail(prompt: object) -> list[int]:
+    def fail(prompt: object, **options: object) -> list[int]:
         raise KeyError("secret")
 
     monkeypatch.setattr(served.engine, "encode", fail)

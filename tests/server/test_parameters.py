@@ -39,6 +39,8 @@ def params(**fields: Any) -> SamplingParams:
         ("logit_bias", {"17": -100, "4": 2.5}, "logit_bias", {17: -100, 4: 2.5}),
         ("ignore_eos", True, "ignore_eos", True),
         ("min_tokens", 4, "min_new_tokens", 4),
+        ("skip_special_tokens", False, "skip_special_tokens", False),
+        ("include_stop_str_in_output", True, "include_stop_str_in_output", True),
     ],
 )
 def test_every_field_is_read(field: str, value: Any, name: str, expected: Any) -> None:
@@ -48,6 +50,11 @@ def test_every_field_is_read(field: str, value: Any, name: str, expected: Any) -
 
 def test_defaults_are_those_of_the_api() -> None:
     assert params() == SamplingParams(max_new_tokens=16)  # temperature 1, nothing filtered
+
+
+def test_defaults_of_the_engine_hold_where_a_field_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ENGINE, "default_params", SamplingParams(temperature=0.6, top_k=20, stop=("x",)))
+    assert params(top_k=3, min_p=None) == SamplingParams(temperature=0.6, top_k=3, stop=("x",), max_new_tokens=16)
 
 
 def test_seeds_of_samples() -> None:
