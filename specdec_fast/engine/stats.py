@@ -55,6 +55,7 @@ class RequestStats:
         preemptions: How many times the request was preempted and recomputed.
         cached_tokens: Prompt tokens whose keys and values were shared with an earlier request.
         faults: How many times the drafter raised while it worked on the request, which then continued without drafts.
+            A head or a draft model that proposes nothing in the first steps of a request counts once.
         seconds: Wall-clock seconds per phase of the steps that the request took part in. The requests of a batch share
             them.
     """
