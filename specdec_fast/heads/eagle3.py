@@ -82,7 +82,7 @@ class Eagle3Head(nn.Module):
             narrow = getattr(first.self_attn, name)
             bias = narrow.bias is not None
             setattr(first.self_attn, name, nn.Linear(2 * config.hidden_size, narrow.out_features, bias=bias))
-        self.norm = rms_norm(config)
+        self.norm: Any = rms_norm(config)
         self.draft_vocab_size = draft_vocab_size
         self.lm_head = nn.Linear(config.hidden_size, draft_vocab_size, bias=False) if own_lm_head else None
         self.embed_tokens = embed_tokens

@@ -63,7 +63,7 @@ def target_table(target: Any, name: str) -> Tensor | None:
     found = None
     if model is not None:
         found = model.get_input_embeddings() if name == EMBEDDING else model.get_output_embeddings()
-    weight = getattr(found, "weight", None)
+    weight: Any = getattr(found, "weight", None)
     ordinary = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and not weight.is_meta
     return weight.detach() if ordinary else None
 

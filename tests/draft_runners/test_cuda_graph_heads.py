@@ -12,13 +12,12 @@ import torch
 from oracles import heads, models
 from oracles.arrivals import requests, texts
 from oracles.automaton import AutomatonTarget, random_logits, scripted
-from oracles.automaton_head import AutomatonHead
+from oracles.automaton_head import AutomatonHead, blockwise_over
 from oracles.capture_guard import check_repeats, guard_programs
 from oracles.rollbacks import RollbackWatch
 
 from specdec_fast import Engine, SamplingParams, get_drafter, load
 from specdec_fast.core.draft import Draft
-from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.interfaces import CudaGraphRows, CudaGraphTrees
 
@@ -45,16 +44,7 @@ def medusa(target: Any, shape: Any = WIDE, **options: Any) -> Any:
 
 def blockwise(target: Any) -> Any:
     """Blockwise heads with the same predictions."""
-    states = len(target.table)
-    heads = BlockwiseHeads(states, target.vocab_size, 3, inner_size=states)
-    with torch.no_grad():
-        heads.inner.weight.copy_(torch.eye(states).repeat(3, 1))
-        heads.inner.bias.zero_()
-        for head in range(3):
-            own = slice(head * states, (head + 1) * states)
-            ahead = (torch.arange(states) + 1 + head).clamp(max=states - 1)
-            heads.outer.weight[own, own] = torch.eye(states)[ahead].T - torch.eye(states)
-    return get_drafter("blockwise")(target, heads)
+    return get_drafter("blockwise")(target, blockwise_over(target))
 
 
 def tree(name: str, **options: Any) -> Callable[[Any], Any]:
