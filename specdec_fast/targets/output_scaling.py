@@ -59,7 +59,7 @@ def find_output_scaling(model: Any, hidden: Tensor, logits: Tensor) -> OutputSca
     caps = [value for name, value in settings if "cap" in name and "attn" not in name and value > 0]
     if not caps and float((found - wanted).abs().max()) <= limit:
         return OutputScaling()
-    candidates = []
+    maps = []
     for cap in (*caps, None):
         straight, inside = wanted, torch.ones_like(wanted, dtype=torch.bool)
         if cap is not None:
@@ -68,11 +68,11 @@ def find_output_scaling(model: Any, hidden: Tensor, logits: Tensor) -> OutputSca
         x, y = found[inside], straight[inside]
         fitted = float((x * y).sum() / (x * x).sum().clamp(min=1e-30)) or 1.0
         named = [each for _, value in settings for each in (value, 1 / value) if abs(each / fitted - 1) < 0.01]
-        candidates += [OutputScaling(scale, cap) for scale in (1.0, *named, fitted)]
-    errors = [float((each(found) - wanted).abs().max()) for each in candidates]
+        maps += [OutputScaling(scale, cap) for scale in (1.0, *named, fitted)]
+    errors = [float((each(found) - wanted).abs().max()) for each in maps]
     # named values come first, and may be worse than fitted ones by rounding
     best = next((at for at, error in enumerate(errors) if error <= 1.5 * min(errors) + 1e-6 * limit), None)  # or NaN
-    return candidates[best] if best is not None and errors[best] <= limit else None
+    return maps[best] if best is not None and errors[best] <= limit else None
 
 
 def _numbers(config: Any) -> list[tuple[str, float]]:
