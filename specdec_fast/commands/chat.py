@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from specdec_fast.commands import chat_options, options
+from specdec_fast.commands import chat_options, options, sampling_options
 
 
 def chat(
+    ctx: typer.Context,
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
     drafter: options.DrafterName = None,
@@ -21,6 +22,7 @@ def chat(
     system: chat_options.System = None,
     chat_template: chat_options.ChatTemplate = None,
     template_option: chat_options.TemplateOptions = None,
+    sampling: options.SamplingDefaults = None,
     temperature: options.OptionalTemperature = None,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
@@ -114,10 +116,17 @@ def chat(
         logit_bias=options.read_bias(logit_bias),
         banned_token_ids=tuple(ban or ()),
     )
+    given = sampling_options.given_fields(ctx) | ({"temperature"} if rule == "greedy" else set())
     open_engine.quiet()
     engine = open_engine.open_engine(
-        setup, threads=threads, max_rows=1, max_length=max_length, temperature=params.temperature
+        setup,
+        threads=threads,
+        max_rows=1,
+        max_length=max_length,
+        temperature=None if sampling == "model" else params.temperature,
+        sampling=sampling_options.choose_defaults(sampling, given),
     )
+    params = sampling_options.follow_defaults(params, engine.default_params, given)
     if engine.tokenizer is not None and chat_template is None and not has_chat_template(engine.tokenizer):
         raise _no_template(model)
     params = replace(params, grammar=options.read_grammar(regex, json_schema, engine.tokenizer))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdec_fast.commands import chat_options, options
+from specdec_fast.commands import chat_options, options, sampling_options
 from specdec_fast.commands.json_output import print_json
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ _MAX_ROWS = 8
 
 
 def generate(
+    ctx: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue; without it, --file or standard input is read.")
     ] = None,
@@ -54,6 +55,7 @@ def generate(
     rule: options.RuleName = "replay",
     draft_tokens: options.DraftTokens = None,
     budget: options.BudgetName = "fixed",
+    sampling: options.SamplingDefaults = None,
     temperature: options.OptionalTemperature = None,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
@@ -148,8 +150,10 @@ def generate(
         banned_token_ids=tuple(ban or ()),
         logprobs=logprobs,
     )
+    given = sampling_options.given_fields(ctx) | ({"temperature"} if rule == "greedy" else set())
     params = [entry.params(flags, at) for at, entry in enumerate(entries)]
-    temperatures = {own.temperature for own in params}
+    follows = sampling == "model"  # then the model has to be loaded before its parameters are known
+    temperatures = {None} if follows else {own.temperature for own in params}
     with _json_on_interrupt(setup, as_json):
         open_engine.quiet()
         engine = open_engine.open_engine(
@@ -158,8 +162,11 @@ def generate(
             max_rows=min(len(entries), _MAX_ROWS),
             max_length=max_length,
             temperature=temperatures.pop() if len(temperatures) == 1 else None,
-            sample=[(entry.prompt, own) for entry, own in zip(entries, params, strict=True)],
+            sample=[] if follows else [(entry.prompt, own) for entry, own in zip(entries, params, strict=True)],
+            sampling=sampling_options.choose_defaults(sampling, given),
         )
+        flags = sampling_options.follow_defaults(flags, engine.default_params, given)
+        params = [entry.params(flags, at) for at, entry in enumerate(entries)]
         grammar = options.read_grammar(regex, json_schema, engine.tokenizer)
     chat_options.note_unread_options(engine.tokenizer, template)
     params = [replace(own, grammar=grammar) for own in params]

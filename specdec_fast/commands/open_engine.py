@@ -138,6 +138,7 @@ def open_engine(
     max_length: int | None = None,
     temperature: float | None = None,
     sample: Sequence[tuple[Prompt, SamplingParams]] = (),
+    sampling: str | None = "neutral",
 ) -> Engine:
     """Sets the number of threads and loads the engine of a setup.
 
@@ -148,6 +149,7 @@ def open_engine(
         max_length: Most tokens of a request. None: the default of `load`.
         temperature: Temperature of all requests, None if they differ.
         sample: Requests by which rule `best` chooses.
+        sampling: Option `--sampling`: "model", "neutral", or None, which is neutral and notes what the model sets.
 
     Returns:
         The engine.
@@ -158,7 +160,11 @@ def open_engine(
     import torch
 
     from specdec_fast.loading import check_device, lacks_tokenizer, load
+    from specdec_fast.sampling.params import SamplingParams
+    from specdec_kernels.unknown_names import unknown_name
 
+    if sampling not in (None, "model", "neutral"):
+        raise ValueError(unknown_name("--sampling", sampling, ("model", "neutral")))
     if threads is not None:
         if threads < 1:
             raise ValueError(f"--threads: got {threads}; expected at least 1")
@@ -183,7 +189,10 @@ def open_engine(
         budget=setup.budget,
         temperature=temperature,
         sample=sample,
+        sampling="model" if sampling == "model" else SamplingParams(),
     )
+    if sampling is None:
+        note_unfollowed_settings(engine)
     context = engine.state.max_length
     if max_length is not None and max_length > context:
         print_note(f"--max-length {max_length}: the model's context is {context}, and that is used")
@@ -192,6 +201,19 @@ def open_engine(
     if setup.rule != engine.rule.name:
         print_note(f"rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}")
     return engine
+
+
+def note_unfollowed_settings(engine: Engine) -> None:
+    """Prints what the model's generation config would change, since requests do not follow it."""
+    from specdec_fast.loading.sampling_defaults import unfollowed_settings
+
+    model: Any = getattr(engine.target, "model", None)
+    settings = unfollowed_settings(getattr(model, "generation_config", None))
+    if settings:
+        print_note(
+            f"the model's generation_config sets {settings}, which is not used; --sampling model follows it, and "
+            "--sampling neutral drops this note"
+        )
 
 
 def print_note(words: str) -> None:

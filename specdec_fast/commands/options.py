@@ -134,6 +134,15 @@ Color = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+SamplingDefaults = Annotated[
+    str | None,
+    typer.Option(
+        "--sampling",
+        help="Sampling parameters without an option of their own: model (those that its generation_config.json sets) "
+        "or neutral (default: neutral, with a note if the model sets any).",
+        rich_help_panel=SAMPLING,
+    ),
+]
 TopK = Annotated[
     int, typer.Option("--top-k", help="Keep the k most likely tokens; 0 keeps all.", rich_help_panel=SAMPLING)
 ]

@@ -22,6 +22,7 @@ def serve(
     rule: options.RuleName = "replay",
     draft_tokens: options.DraftTokens = None,
     budget: options.BudgetName = "fixed",
+    sampling: options.SamplingDefaults = None,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; 127.0.0.1 is this machine.", rich_help_panel=_SERVER)
     ] = "127.0.0.1",
@@ -105,7 +106,9 @@ def serve(
         open_engine.quiet()
         if not is_loopback(bound) and api_key is None:
             _say("warning: other machines reach this server, and no key protects it; set SPECDEC_API_KEY")
-        engine = open_engine.open_engine(setup, threads=threads, max_rows=max_rows, max_length=max_length)
+        engine = open_engine.open_engine(
+            setup, threads=threads, max_rows=max_rows, max_length=max_length, sampling=sampling
+        )
         if engine.state.device.type != "cpu":
             engine.warm()
         ready = f"serving {settings.model_name} on {url(bound)}/v1; Ctrl-C ends it"
