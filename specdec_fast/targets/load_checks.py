@@ -98,10 +98,11 @@ def observe(model: Any, tokens: Tensor, positions: Tensor) -> Probe:
         UnsupportedModelError: If the model cannot run packed passes.
     """
     probe = Probe(num_tokens=len(tokens), device=model.device)
-    none = tokens.new_empty(0)  # projections of large vocabularies would take half of the time
+    # projections of large vocabularies would take half of the time, and quantized ones fail without a row
+    first = tokens.new_zeros(1)
     with torch.inference_mode(), probe.recording(), _explaining(model, "a packed pass"):
         model.forward(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=none, packed=probe
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=first, packed=probe
         )
     return probe
 
