@@ -21,6 +21,7 @@ from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Slots, StateView, TargetOutput
 from specdec_fast.targets import attention
+from specdec_fast.targets.output_scaling import check_projection
 
 
 class PagedHead:
@@ -36,9 +37,13 @@ class PagedHead:
         vocab_size: V of the target.
         token_ids: Target ids of the columns of the logits, int64 [Vd]; None for all.
         cache: Keys and values of the head.
+
+    Raises:
+        ValueError: If the head needs the target's projection and the target has no usable one.
     """
 
     def __init__(self, head: Any, target: Any, *, page_size: int = 16) -> None:
+        check_projection(head, target)
         attention.register()
         device = target.device
         self.head = head.to(device=device, dtype=target.dtype).eval()

@@ -28,6 +28,7 @@ from specdec_fast.interfaces import (
     TargetOutput,
 )
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
+from specdec_fast.targets.output_scaling import check_projection
 from specdec_fast.trees.static_shape import Shape
 from specdec_kernels import TreePlan, tree_expand, tree_plan
 
@@ -79,7 +80,7 @@ class ParallelHeadsDrafter:
         pick: "coupled" orders tokens by the replay noise of the target, "greedy" by the logits alone.
 
     Raises:
-        ValueError: If an option is out of range.
+        ValueError: If an option is out of range, or if the heads need the target's projection and it has no usable one.
     """
 
     name = "ahead"
@@ -91,6 +92,7 @@ class ParallelHeadsDrafter:
         check_pick(self.name, pick, DETERMINISTIC_PICKS)
         if num_draft_tokens is not None and num_draft_tokens < 1:
             raise ValueError(f"{self.name} num_draft_tokens: got {num_draft_tokens}; expected at least 1")
+        check_projection(heads, target)
         self.heads, self.pick = heads, pick
         self._target = target
         self._project: Callable[[Tensor], Tensor] | None = getattr(target, "lm_head", None)

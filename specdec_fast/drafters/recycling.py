@@ -105,8 +105,9 @@ class RecyclingDrafter:
     def from_parts(cls, parts: DrafterParts, **options: Any) -> RecyclingDrafter:
         """Builds a drafter that picks as the rule prefers, learns from prompts, and shares where that is exact."""
         made = cls(**{**cls.by_rule(parts.prefers), **options})
-        if made._learns_prompts and hasattr(parts.target, "lm_head"):
-            made.read_prompts(parts.target.lm_head)
+        lm_head = getattr(parts.target, "lm_head", None)
+        if made._learns_prompts and lm_head is not None and getattr(parts.target, "why_no_lm_head", None) is None:
+            made.read_prompts(lm_head)
         return made
 
     def read_prompts(self, lm_head: Callable[[Tensor], Tensor]) -> None:

@@ -144,7 +144,7 @@ class HuggingFaceTarget:
         shapes = load_checks.check_calls(model, probe.calls)
         self.num_layers = len(shapes)
         self._decoder = load_checks.find_decoder(model, probe.calls)
-        layers = None if self._decoder is None else self.layers
+        layers = None if self._decoder is None else list(self.layers)
         self.windows = load_checks.find_windows(model, probe, layers, self.max_length)
         model.set_attn_implementation(attention.NAME)
         # embeddings of positions may end early if the configuration does not say where; a GPU would not survive that
@@ -328,17 +328,18 @@ class HuggingFaceTarget:
     @property
     def num_embeddings(self) -> int:
         """Rows of the embedding, including padding beyond `vocab_size`."""
-        return int(self.model.get_input_embeddings().weight.shape[0])
+        weight: Any = self.model.get_input_embeddings().weight
+        return int(weight.shape[0])
 
     @property
-    def layers(self) -> Sequence[torch.nn.Module]:
+    def layers(self) -> torch.nn.ModuleList:
         """The decoder layers of the model, in order.
 
         Raises:
             UnsupportedModelError: If the model has no list of them.
         """
         found = self._require_decoder()[1]
-        return found if len(found) == self.num_layers else list(found)[: self.num_layers]
+        return found if len(found) == self.num_layers else found[: self.num_layers]
 
     def _require_decoder(self) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
         """The decoder and its list of layers. Raises UnsupportedModelError."""

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_fast.targets.model_support import UnsupportedModelError
+
 _LINEAR_PART = 0.9  # share of a cap up to which tanh is inverted
 # largest error in units of the logits' spread
 _TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}
@@ -73,6 +75,21 @@ def find_output_scaling(model: Any, hidden: Tensor, logits: Tensor) -> OutputSca
     # named values come first, and may be worse than fitted ones by rounding
     best = next((at for at, error in enumerate(errors) if error <= 1.5 * min(errors) + 1e-6 * limit), None)  # or NaN
     return maps[best] if best is not None and errors[best] <= limit else None
+
+
+def check_projection(head: Any, target: Any) -> None:
+    """Checks that a head has a projection to logits: its own, or the target's.
+
+    Args:
+        head: A module of trained heads. Its `lm_head` is its own projection, or None.
+        target: The target.
+
+    Raises:
+        UnsupportedModelError: If the head needs the target's and the target has no usable one.
+    """
+    reason = getattr(target, "why_no_lm_head", None)
+    if getattr(head, "lm_head", None) is None and reason is not None:
+        raise UnsupportedModelError(reason)
 
 
 def _numbers(config: Any) -> list[tuple[str, float]]:

@@ -9,10 +9,16 @@ import torch
 from oracles import models
 from oracles.tiny_architectures import tiny_architecture
 
+from specdec_fast import SamplingParams, load
 from specdec_fast.core.draft import Draft
+from specdec_fast.draft_runners.head_runner import PagedHead
+from specdec_fast.draft_runners.parallel_heads import ParallelHeadsDrafter
+from specdec_fast.heads.eagle import EagleHead
+from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.targets.model_support import UnsupportedModelError
 from specdec_fast.targets.output_scaling import OutputScaling, find_output_scaling
+from specdec_fast.trees.static_shape import shape_of_widths
 
 HALF = (torch.bfloat16, torch.float16)
 SCALED: dict[str, tuple[dict[str, Any], OutputScaling]] = {
@@ -101,3 +107,24 @@ def test_a_target_without_a_usable_projection_says_why() -> None:
     with pytest.raises(UnsupportedModelError, match="BertLMHeadModel: its logits are no scaled or capped outputs"):
         target.lm_head(torch.zeros(1, 64))
     assert models.target("llama").why_no_lm_head is None
+
+
+def test_heads_that_need_the_target_s_projection_are_refused_when_they_are_made() -> None:
+    target = HuggingFaceTarget(tiny_architecture("bert"), max_rows=1, max_length=64)
+    shape = shape_of_widths([1, 1])
+    for heads in (models.blockwise_heads(target), MedusaHeads(64, 96, 2, own_lm_head=False)):
+        with pytest.raises(UnsupportedModelError, match="a head with a projection of its own"):
+            ParallelHeadsDrafter(target, heads, shape)
+    with pytest.raises(UnsupportedModelError, match="a head with a projection of its own"):
+        PagedHead(EagleHead(models.own("llama").config), target)
+    assert ParallelHeadsDrafter(target, MedusaHeads(64, 96, 2), shape).num_draft_tokens == 2
+    assert PagedHead(EagleHead(models.own("llama").config, lm_head=torch.nn.Linear(64, 96)), target).vocab_size == 96
+    assert ParallelHeadsDrafter(models.target("llama"), MedusaHeads(64, 96, 2, own_lm_head=False), shape)
+
+
+def test_recycling_reads_prompts_only_where_the_projection_is_usable() -> None:
+    for model, reads in ((tiny_architecture("bert"), False), (models.own("llama"), True)):
+        engine = load(model, drafter="recycling", max_rows=1, max_length=64, eos_token_ids=())
+        assert bool(engine.needs.prompt_aux_hidden_states) == reads
+        got = engine.generate([models.prompt(17)], SamplingParams(temperature=0, max_new_tokens=8))[0]
+        assert len(got.tokens) == 8 and not got.error and not got.stats.faults
