@@ -14,6 +14,9 @@ def chat(
     ctx: typer.Context,
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
+    adapter: options.Adapter = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     drafter: options.DrafterName = None,
     drafter_option: options.DrafterOptions = None,
     rule: options.RuleName = "replay",
@@ -53,6 +56,7 @@ def chat(
     max_length: options.MaxLength = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
+    device_map: options.DeviceMap = None,
     threads: options.Threads = None,
     compile: options.Compile = False,
     fused_forward: options.FusedForward = False,
@@ -94,6 +98,10 @@ def chat(
         device=device,
         compile=compile,
         fused_forward=fused_forward,
+        adapter=adapter,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        device_map=device_map,
     )
     from specdec_fast.commands.chat_session import ChatSession, Output
     from specdec_fast.commands.conversation import Conversation

@@ -12,10 +12,10 @@ _FIELDS = (
 )  # fmt: skip
 _FLAGS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS} | {"banned_token_ids": "--ban"}
 _UNMISTAKABLE = re.compile(rf"\b({'|'.join(name for name in _FIELDS if '_' in name)})\b")
-_OF_COMMAND = re.compile(r"^(?:drafter \w+: )?(model|draft|rule|dtype|budget|chat_template): got")
+_OF_COMMAND = re.compile(r"^(?:drafter \w+: )?(model|draft|adapter|device_map|rule|dtype|budget|chat_template): got")
 NAMED = (
-    "SamplingParams.", "drafter ", "model: ", "draft: ", "rule: ", "dtype: ", "budget: ", "messages: ",
-    "chat_template: ",
+    "SamplingParams.", "drafter ", "model: ", "draft: ", "adapter: ", "device_map: ", "tokenizer: ", "rule: ",
+    "dtype: ", "budget: ", "messages: ", "chat_template: ",
 )  # fmt: skip
 """Beginnings of messages about flags, unless a prompt in a file sets the parameter itself."""
 _OF_CODE = {
@@ -40,6 +40,13 @@ _OF_CODE = {
     "which is the default of load; pass max_length to load": "which is the default; pass --max-length",
     "which is max_length; raise it": "which is --max-length; raise it",
     "; pass None for the tokenizer's own": "; drop the option for the tokenizer's own",
+    "; expected trust_remote_code=True, which runs": "; expected --trust-remote-code, which runs",
+    "pass trust_remote_code=True, which runs": "pass --trust-remote-code, which runs",
+    "layers on disk also need model_options={'offload_folder': ...}": "keep layers off the disk",
+    "pass tokenizer= with the folder or hub id of the original model, or pass token ids": (
+        "use the original checkpoint, or pass token ids with --file"
+    ),
+    "; pass the model, and adapter=": "; pass --model, and --adapter ",
     ", or a BudgetPolicy": "",
     "stop: got ('',);": "stop: got '';",
     "expected None, or a count": "expected a count",

@@ -50,6 +50,9 @@ def generate(
     template_option: chat_options.TemplateOptions = None,
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
+    adapter: options.Adapter = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     drafter: options.DrafterName = None,
     drafter_option: options.DrafterOptions = None,
     rule: options.RuleName = "replay",
@@ -87,6 +90,7 @@ def generate(
     max_length: options.MaxLength = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
+    device_map: options.DeviceMap = None,
     threads: options.Threads = None,
     compile: options.Compile = False,
     fused_forward: options.FusedForward = False,
@@ -130,6 +134,10 @@ def generate(
         device=device,
         compile=compile,
         fused_forward=fused_forward,
+        adapter=adapter,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        device_map=device_map,
     )
     from specdec_fast.sampling.params import SamplingParams
 

@@ -35,6 +35,10 @@ class Setup:
     fused_forward: bool = False
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     budget: str = "fixed"
+    adapter: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    device_map: Any = None
 
     def describe(self, rule: Rule) -> dict[str, Any]:
         """Describes the setup as JSON values.
@@ -57,6 +61,9 @@ class Setup:
             "device": self.device,
             "compile": self.compile,
             "fused_forward": self.fused_forward,
+            "adapter": self.adapter,
+            "revision": self.revision,
+            "device_map": self.device_map,
         }
 
 
@@ -73,6 +80,10 @@ def resolve(
     fused_forward: bool = False,
     drafter_option: list[str] | None = None,
     budget: str = "fixed",
+    adapter: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
 ) -> Setup:
     """Resolves options: selects the drafter, and the bundled draft model for the bundled target.
 
@@ -88,6 +99,10 @@ def resolve(
         fused_forward: Option `--fused-forward`.
         drafter_option: Options `--drafter-option`.
         budget: Option `--budget`.
+        adapter: Option `--adapter`.
+        revision: Option `--revision`.
+        trust_remote_code: Option `--trust-remote-code`.
+        device_map: Option `--device-map`.
 
     Returns:
         The setup.
@@ -96,7 +111,7 @@ def resolve(
         ValueError: If a name is unknown, or if options contradict each other.
     """
     from specdec_fast.adaptive.budget import budget_for
-    from specdec_fast.commands.options import read_drafter_options
+    from specdec_fast.commands.options import read_device_map, read_drafter_options
     from specdec_fast.drafters import check_option_names, drafter_names, may_take_draft
     from specdec_fast.rules import get_rule
     from specdec_kernels.unknown_names import unknown_name
@@ -126,7 +141,21 @@ def resolve(
     if draft_tokens == 0 or drafter == NO_DRAFTER:
         draft, drafter, parsed = None, None, {}
     return Setup(
-        model, draft, drafter, rule, draft_tokens or None, dtype, device, compile, fused_forward, parsed, budget
+        model,
+        draft,
+        drafter,
+        rule,
+        draft_tokens or None,
+        dtype,
+        device,
+        compile,
+        fused_forward,
+        parsed,
+        budget,
+        adapter=adapter,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        device_map=read_device_map(device_map),
     )
 
 
@@ -172,7 +201,7 @@ def open_engine(
     if max_length is not None and max_length < 2:
         raise ValueError(f"--max-length: got {max_length}; expected at least 2, one token of prompt and one of text")
     check_device(setup.device, "--device")
-    note_hub(setup.model, setup.draft)
+    note_hub(setup.model, setup.draft, setup.adapter)
     engine = load(
         setup.model,
         setup.draft,
@@ -182,6 +211,10 @@ def open_engine(
         num_draft_tokens=setup.draft_tokens,
         dtype=setup.dtype,
         device=setup.device,
+        device_map=setup.device_map,
+        adapter=setup.adapter,
+        revision=setup.revision,
+        trust_remote_code=setup.trust_remote_code,
         max_rows=max_rows,
         max_length=max_length,
         compile=setup.compile,

@@ -15,7 +15,11 @@ _MODELS, _RUN, SAMPLING, LENGTH, OUTPUT = "Models", "Run", "Sampling", "Length",
 Model = Annotated[
     str,
     typer.Option(
-        "--model", "--target", "-m", help="Target model: a bundled name, a folder or a hub id.", rich_help_panel=_MODELS
+        "--model",
+        "--target",
+        "-m",
+        help="Target model: a bundled name, a folder, a .gguf file, a hub id, or owner/name:file.gguf.",
+        rich_help_panel=_MODELS,
     ),
 ]
 DraftModel = Annotated[
@@ -23,9 +27,23 @@ DraftModel = Annotated[
     typer.Option(
         "--draft",
         "-d",
-        help="Draft model: a bundled name, a folder or a hub id (default: demo-draft for the bundled target).",
+        help="Draft model, in the same form (default: demo-draft for the bundled target).",
         rich_help_panel=_MODELS,
     ),
+]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter", help="PEFT adapter to merge into the target: a folder or a hub id.", rich_help_panel=_MODELS
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option("--revision", help="Branch, tag or commit of the target on the hub.", rich_help_panel=_MODELS),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run Python code that comes with checkpoints.", rich_help_panel=_MODELS),
 ]
 DrafterName = Annotated[
     str | None,
@@ -71,6 +89,14 @@ Dtype = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="Device: cpu, cuda or cuda:N.", rich_help_panel=_RUN)]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        help="Devices of the target's layers, in place of --device: auto, a device, or a JSON object by module.",
+        rich_help_panel=_RUN,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", "-t", help="Number of CPU threads (default: PyTorch's).", rich_help_panel=_RUN),
@@ -248,6 +274,28 @@ def read_drafter_options(entries: list[str] | None) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
+
+
+def read_device_map(value: str | None) -> Any:
+    """Parses --device-map.
+
+    Args:
+        value: A name, or a JSON object.
+
+    Returns:
+        The device map, as transformers takes it.
+
+    Raises:
+        ValueError: If it is no device map.
+    """
+    if value is None or not value.lstrip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(
+            f"--device-map: got {value!r}; expected auto, a device, or a JSON object of devices by module: {error}"
+        ) from None
 
 
 def read_bias(entries: list[str] | None) -> dict[int, float]:

@@ -17,6 +17,9 @@ _SERVER, _LIMITS = "Server", "Limits"
 def serve(
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
+    adapter: options.Adapter = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     drafter: options.DrafterName = None,
     drafter_option: options.DrafterOptions = None,
     rule: options.RuleName = "replay",
@@ -75,6 +78,7 @@ def serve(
     ] = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
+    device_map: options.DeviceMap = None,
     threads: options.Threads = None,
     compile: options.Compile = False,
     fused_forward: options.FusedForward = False,
@@ -95,6 +99,10 @@ def serve(
         device=device,
         compile=compile,
         fused_forward=fused_forward,
+        adapter=adapter,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        device_map=device_map,
     )
     from specdec_fast.server.generation import Service
     from specdec_fast.server.settings import Settings

@@ -15,6 +15,7 @@ import torch
 
 from specdec_fast.extras import require
 from specdec_fast.loading.error_text import first_line
+from specdec_fast.targets import attention
 
 _BEYOND_LAYERS = "its PeftModel computes more than its layers (prompts, prefixes, routers, or tokens that switch it on)"
 _REMEDY = "expected an adapter of layers, such as LoRA, DoRA, IA3 or OFT"
@@ -74,6 +75,8 @@ def served_part(model: torch.nn.Module, what: str) -> Any:
     for config in model.peft_config.values():
         _check_kind(config, got)
     inner = model.get_base_model()
+    if attention.is_served(inner.config):  # by another engine, which has run the comparison below
+        return inner
     sample = torch.arange(8, device=inner.device)[None]
     with torch.inference_mode(), _in_evaluation(model):
         try:

@@ -12,7 +12,9 @@ _HUB = ", or a hub id that is reachable from here (to work offline, download it 
 _NO_WEIGHTS = "no file named", "does not appear to have"
 
 
-def explain_failure(error: Exception, source: ModelSource, what: str, files: dict[str, Any]) -> ValueError:
+def explain_failure(
+    error: Exception, source: ModelSource, what: str, files: dict[str, Any], device_map: Any = None
+) -> ValueError:
     """Returns the error for a model that could not be loaded.
 
     Args:
@@ -20,6 +22,7 @@ def explain_failure(error: Exception, source: ModelSource, what: str, files: dic
         source: The model.
         what: Name of the argument in messages.
         files: Arguments of from_pretrained that say where files are.
+        device_map: The device map that was passed, or None.
 
     Returns:
         UnsupportedModelError if the model is no causal language model, else ValueError.
@@ -29,6 +32,11 @@ def explain_failure(error: Exception, source: ModelSource, what: str, files: dic
         return ValueError(
             f"{got}, a checkpoint with Python code of its own; expected trust_remote_code=True, which runs that code; "
             "read it first, or choose a checkpoint that transformers knows without it"
+        )
+    if device_map is not None and any(each in words.lower() for each in ("device", "cuda", "offload")):
+        return ValueError(
+            f"device_map: got {device_map!r} for {source.name!r}: {first_line(error)}; expected 'auto', a device of "
+            "this machine, or devices by module; layers on disk also need model_options={'offload_folder': ...}"
         )
     if source.gguf_file is not None:
         return _explain_gguf(error, got)

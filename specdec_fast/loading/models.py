@@ -138,7 +138,7 @@ def _load(source: ModelSource, dtype: torch.dtype, what: str, options: ModelOpti
         with _no_bars() if source.is_bundled else nullcontext():  # bundled models load at once
             model, found = AutoModelForCausalLM.from_pretrained(source.place, **arguments)
     except Exception as error:  # configs fail in more ways than can be listed
-        raise explain_failure(error, source, what, options.for_files()) from error
+        raise explain_failure(error, source, what, options.for_files(), arguments.get("device_map")) from error
     missing = sorted(found["missing_keys"])
     if missing:
         raise ValueError(

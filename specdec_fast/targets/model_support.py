@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from specdec_fast.targets.quantized_layers import find_shared_scale
+
 PINNED_ROPE = ("dynamic", "longrope")  # their frequencies depend on the longest position of the batch
 ATTENTION_LAYERS = ("full_attention", "sliding_attention", "attention")
 
@@ -27,11 +29,16 @@ def check_supported(model: Any) -> None:
     Raises:
         UnsupportedModelError: If it is no causal language model of transformers, or a wrapped one, or if its weights
             are not on one device. Further, if it is an encoder-decoder, has recurrent layers, does not support the
-            attention interface, or has rotary frequencies that depend on the whole batch.
+            attention interface, or has rotary frequencies or scales of activations that depend on the whole batch.
     """
     _check_class(model)
     _check_placement(model)
     name, config = type(model).__name__, model.config.get_text_config()
+    if (layer := find_shared_scale(model)) is not None:
+        raise UnsupportedModelError(
+            f"{name}: {layer} quantizes the activations of all tokens with one scale, so a row's text would depend on "
+            "its neighbours; expected one scale per token; quantize the weights alone (torchao's Int8WeightOnlyConfig)"
+        )
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name}: got an encoder-decoder; expected a decoder-only causal model; choose one")
     if getattr(model, "_is_stateful", False):
