@@ -289,6 +289,8 @@ def quiet() -> None:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
+    for name in ("torchao", "torch.utils._pytree"):  # torchao warns about kernels for other machines on import
+        logging.getLogger(name).setLevel(logging.ERROR)
     ours = logging.getLogger("specdec_fast")
     if not any(isinstance(handler, _OneLine) for handler in ours.handlers):
         ours.addHandler(_OneLine())
