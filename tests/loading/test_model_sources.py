@@ -45,3 +45,11 @@ def test_names_of_nothing_are_no_names_on_the_hub(name: str) -> None:
     assert not is_hub_id(name)
     with pytest.raises(ValueError, match=r"^draft: got"):
         resolve_source(name, "draft")
+
+
+@pytest.mark.parametrize(
+    ("source", "asked"),
+    [("somebody/model", True), ("gpt2", True), ("demo-target", False), ("demo-targt", False), ("/no/such", False)],
+)
+def test_hub_ids_are_recognised(source: str, asked: bool, tmp_path: Path) -> None:
+    assert is_hub_id(source) == asked and not is_hub_id(tmp_path)
