@@ -1,4 +1,4 @@
-"""What transformers is told when it loads a model: revision, trust, devices, and further arguments of from_pretrained.
+"""How transformers loads a model: revision, trust, devices, and further arguments of from_pretrained.
 
 Tests: tests/loading/test_model_options.py.
 """

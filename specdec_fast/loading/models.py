@@ -153,7 +153,7 @@ def _load_gguf(source: ModelSource, dtype: torch.dtype, what: str, options: Mode
     from transformers import AutoConfig
 
     arguments: dict[str, Any] = {}
-    try:  # older releases convert the weights without being told
+    try:  # older releases always convert the weights
         from transformers import GgufConfig
 
         arguments["quantization_config"] = GgufConfig(dequantize=True)
