@@ -147,7 +147,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             num_draft_tokens: Draft tokens per step; 0 decodes plainly. None for the drafter's default. The end of the
                 text may leave fewer.
             cache_salt: The request shares pages of the cache only with requests of the same salt. Time to the first
-                token tells whether a prefix was stored, so use one salt per party that must not learn of others.
+                token shows whether a prefix was stored, so use one salt per party that must not learn of others.
             add_special_tokens: Whether the tokenizer adds special tokens to a text. None: as the tokenizer does by
                 default, but no second beginning of sequence if the text begins with one, as chat templates write it.
                 Token ids stay as they are.
