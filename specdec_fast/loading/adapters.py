@@ -74,7 +74,7 @@ def served_part(model: torch.nn.Module, what: str) -> Any:
     got = f"{what}: got a {type(model).__name__}"
     for config in model.peft_config.values():
         _check_kind(config, got)
-    inner = model.get_base_model()
+    inner: Any = model.get_base_model()
     if attention.is_served(inner.config):  # by another engine, which has run the comparison below
         return inner
     sample = torch.arange(8, device=inner.device)[None]

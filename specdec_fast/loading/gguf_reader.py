@@ -93,7 +93,7 @@ def fetch_gguf(source: ModelSource, options: dict[str, Any]) -> Path:
         return Path(source.place) / str(source.gguf_file)
     from transformers.utils.hub import cached_file
 
-    return Path(str(cached_file(str(source.place), source.gguf_file, **options)))
+    return Path(str(cached_file(str(source.place), str(source.gguf_file), **options)))
 
 
 def open_gguf(path: Path, what: str = "model") -> Any:

@@ -136,9 +136,10 @@ def _load(source: ModelSource, dtype: torch.dtype, what: str, options: ModelOpti
     arguments = {**options.for_model(), "dtype": dtype, "output_loading_info": True, **more}
     try:
         with _no_bars() if source.is_bundled else nullcontext():  # bundled models load at once
-            model, found = AutoModelForCausalLM.from_pretrained(source.place, **arguments)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(source.place, **arguments)
     except Exception as error:  # configs fail in more ways than can be listed
         raise explain_failure(error, source, what, options.for_files(), arguments.get("device_map")) from error
+    model, found = loaded
     missing = sorted(found["missing_keys"])
     if missing:
         raise ValueError(

@@ -173,9 +173,8 @@ def attend(
     """
     if packed is None:
         raise OutsideTargetError(
-            f"a model with attention '{NAME}' was called outside its target; call HuggingFaceTarget.extend or .score, "
-            "or give the model its own attention back with model.set_attn_implementation('sdpa') (until its engine's "
-            "next step)"
+            f"a model with attention '{NAME}' was called outside its target; use its engine, or close that with "
+            "engine.close(), which gives the model its own attention back"
         )
     layer: Any = module.layer_idx
     if isinstance(packed, Probe):
