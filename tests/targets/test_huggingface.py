@@ -239,7 +239,8 @@ def test_models_that_cannot_be_served_are_refused(kind: str, shape: dict[str, in
 
 def test_calling_the_model_directly_raises_with_a_remedy() -> None:
     target = models.target("llama")
-    with pytest.raises(RuntimeError, match=r"called outside its target; use its engine, or close that with engine\.close\(\)"):
+    words = r"called outside its target; use its engine, or close that with engine\.close\(\)"
+    with pytest.raises(RuntimeError, match=words):
         target.model(torch.tensor([[1, 2, 3]]))
     target.model.set_attn_implementation("sdpa")
     assert target.model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 96)
