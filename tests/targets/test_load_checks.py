@@ -86,9 +86,9 @@ def test_an_architecture_is_served_exactly_beyond_its_windows_or_refused(model_t
 
 def with_masks(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
     """A Llama that makes its mask with further arguments of `create_causal_mask`, and passes no window."""
+    from transformers.masking_utils import create_causal_mask as make
     from transformers.models.llama import modeling_llama
 
-    make = modeling_llama.create_causal_mask
     monkeypatch.setattr(modeling_llama, "create_causal_mask", lambda **given: make(**given, **changes))
     return models.own("llama")
 
