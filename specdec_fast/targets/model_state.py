@@ -22,7 +22,7 @@ class ModelState:
         self._training = [(module, module.training) for module in model.modules()]
         self._attention = [(config, config._attn_implementation_internal) for config in _configs(model)]
         self._linear = [
-            (module, module.__class__, module.weight.stride())
+            (module, module.__class__, module.weight.shape, module.weight.stride())
             for module in model.modules()
             if isinstance(module, torch.nn.Linear) and _has_strides(module.weight)
         ]
@@ -33,10 +33,10 @@ class ModelState:
             module.training = training
         for config, implementation in self._attention:
             config._attn_implementation_internal = implementation
-        for module, kind, stride in self._linear:
+        for module, kind, shape, stride in self._linear:
             module.__class__ = kind
             weight = module.weight
-            if weight.stride() != stride and _has_strides(weight):
+            if weight.stride() != stride and weight.shape == shape and _has_strides(weight):
                 memory = torch.empty_strided(weight.shape, stride, dtype=weight.dtype, device=weight.device)
                 weight.data = memory.copy_(weight.data)
 
@@ -54,8 +54,9 @@ def _configs(model: Any) -> list[Any]:
 
 
 def _has_strides(weight: Any) -> bool:
-    """Whether a weight is a plain tensor with memory of its own."""
-    return isinstance(weight, torch.Tensor) and type(weight.data) is torch.Tensor and weight.device.type != "meta"
+    """Whether a weight is a plain tensor with memory of its own. Quantized ones may pack themselves when they run."""
+    plain = isinstance(weight, torch.Tensor) and weight.is_floating_point() and type(weight.data) is torch.Tensor
+    return plain and weight.device.type != "meta"
 
 
 @contextmanager

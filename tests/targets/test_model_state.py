@@ -112,3 +112,24 @@ def test_the_layout_of_weights_returns_and_values_that_changed_stay() -> None:
     model.weight.data[0] = 7
     state.restore()
     assert model.weight.stride() == (3, 1) and model.weight[0].tolist() == [7, 7, 7]
+
+
+class Packing(torch.nn.Linear):
+    """A quantized layer that stores its weight in another form when it first runs, as those of bitsandbytes do."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.weight.dim() == 2 and self.weight.shape[1] == 1:
+            self.weight.data = self.weight.data.view(self.out_features, self.in_features)
+        return torch.nn.functional.linear(input, self.weight, self.bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_a_weight_that_packs_itself_keeps_its_form(dtype: torch.dtype) -> None:
+    layer = Packing(8, 4)
+    layer.weight = torch.nn.Parameter(layer.weight.data.reshape(-1, 1).to(dtype), requires_grad=False)
+    model = torch.nn.Sequential(layer)
+    state = ModelState(model)
+    layer.weight.data = layer.weight.data.view(4, 8)
+    values = layer.weight.data.clone()
+    state.restore()
+    assert torch.equal(layer.weight.data, values) and layer.weight.is_contiguous() and type(layer) is Packing
