@@ -151,15 +151,9 @@ def _load(source: ModelSource, dtype: torch.dtype, what: str, options: ModelOpti
 
 def _load_gguf(source: ModelSource, dtype: torch.dtype, what: str, options: ModelOptions) -> Any:
     """Loads a GGUF file, with weights converted to a dtype. Raises ValueError."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, GgufConfig
 
-    arguments: dict[str, Any] = {}
-    try:  # older releases always convert the weights
-        from transformers import GgufConfig
-
-        arguments["quantization_config"] = GgufConfig(dequantize=True)
-    except ImportError:
-        pass
+    arguments: dict[str, Any] = {"quantization_config": GgufConfig(dequantize=True)}
     with shared_gguf_reading():
         try:
             path = fetch_gguf(source, _places(options))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_fast.loading.error_text import first_line
-from specdec_fast.loading.gguf_reader import fetch_gguf, shared_gguf_reading
+from specdec_fast.loading.gguf_reader import fetch_gguf, gguf_value, open_gguf, shared_gguf_reading
 from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.loading.model_sources import ModelSource, base_of_adapter, resolve_source
 
@@ -71,6 +71,8 @@ def load_tokenizer(source: str | Path, options: ModelOptions | None = None) -> A
         special = {*tokenizer.all_special_tokens}
         return tokenizer if any(token not in special for token in tokenizer.get_vocab()) else None
     except Exception as error:
+        if str(error).startswith("tokenizer: got"):  # it names the file already
+            raise
         is_file = found.is_local or found.gguf_file is not None
         if not (is_file or _came_from_hub(found)) and isinstance(error, (OSError, ValueError, KeyError, TypeError)):
             return None
@@ -92,7 +94,15 @@ def _load(source: ModelSource, options: ModelOptions) -> Any:
     with shared_gguf_reading():
         trust = files.pop("trust_remote_code")
         path = fetch_gguf(source, files)
-        return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=trust)
+        reader = open_gguf(path, "tokenizer")
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=trust)
+        begins = bool(gguf_value(reader, "tokenizer.ggml.add_bos_token")) and tokenizer.bos_token_id is not None
+        if begins and tokenizer("a").input_ids[:1] != [tokenizer.bos_token_id]:
+            raise ValueError(
+                "its header asks for a beginning of sequence, which this release of transformers leaves out; update "
+                "transformers to 5.23"
+            )
+        return tokenizer
 
 
 def check_same_tokenizer(target: Any, draft: Any, vocab_size: int | None = None) -> None:

@@ -98,6 +98,20 @@ def test_tokens_and_ends_come_along(tmp_path: Path, model: Any) -> None:
     assert engine.target.vocab_size == VOCAB
 
 
+def test_a_beginning_that_transformers_leaves_out_is_an_error(
+    tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Releases before 5.23 do so."""
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.bos_token = "END"
+    place = write_gguf(tmp_path / "x.gguf", model, tokenizer)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: tokenizer)
+    with pytest.raises(
+        ValueError, match="asks for a beginning of sequence, which this release of transformers leaves out"
+    ):
+        load_tokenizer(place)
+
+
 @pytest.mark.parametrize("by_folder", [False, True])
 def test_drafts_and_tokenizers_may_be_files(by_folder: bool, file: Path, model: Any, tmp_path: Path) -> None:
     draft = write_gguf(tmp_path / "draft.gguf", tiny(seed=2), TOKENIZER, kind="Q8_0")
@@ -157,8 +171,11 @@ def test_a_part_of_a_file_is_refused(file: Path, tmp_path: Path) -> None:
 def test_a_broken_file_is_refused(kept: float, file: Path, tmp_path: Path) -> None:
     whole, broken = file.read_bytes(), tmp_path / "x.gguf"
     broken.write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
-    with pytest.raises(ValueError, match=r"model: got '.*x.gguf', which is no complete GGUF file \(.*; download or"):
-        load(broken)
+    for call, what in ((load, "model"), (load_tokenizer, "tokenizer")):
+        with pytest.raises(
+            ValueError, match=rf"^{what}: got '.*x.gguf', which is no complete GGUF file \(.*; download"
+        ):
+            call(broken)
 
 
 def test_another_file_is_refused(file: Path, tmp_path: Path) -> None:
