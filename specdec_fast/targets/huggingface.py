@@ -140,7 +140,8 @@ class HuggingFaceTarget:
         sample = load_checks.sample_text(model, count)
         expected = load_checks.own_logits(model, sample)[count // 2 :, : self.vocab_size]
         model.set_attn_implementation(attention.PROBE_NAME)
-        probe = load_checks.observe(model, sample, torch.arange(count, device=self.device))
+        first = sample[: load_checks.DRY_TOKENS]
+        probe = load_checks.observe(model, first, torch.arange(len(first), device=self.device))
         shapes = load_checks.check_calls(model, probe.calls)
         self.num_layers = len(shapes)
         self._decoder = load_checks.find_decoder(model, probe.calls)
@@ -149,7 +150,7 @@ class HuggingFaceTarget:
         model.set_attn_implementation(attention.NAME)
         # embeddings of positions may end early if the configuration does not say where; a GPU would not survive that
         far = self.max_length - 1 if positions or self.device.type == "cpu" else count - 1
-        load_checks.check_independence(model, sample, probe.calls, far)
+        load_checks.check_independence(model, first, probe.calls, far)
         self.cache = PagedCache(
             shapes,
             num_pages=num_pages,

@@ -24,7 +24,7 @@ from specdec_fast.targets.layer_skipping import LayerSkipping
 from specdec_fast.targets.model_support import UnsupportedModelError
 from specdec_fast.targets.skipped_layers import SkippedLayers
 
-SAMPLE_TOKENS = 12
+SAMPLE_TOKENS, DRY_TOKENS = 8, 4  # more would lengthen the opening of large models
 _LONG_TEXT = 16_384  # tokens that are embedded, no more, if the rule of a mask depends on the text
 _LONGEST_RULE = 2**20  # positions up to which the rule of a mask is evaluated
 # arguments of attention that have no meaning in evaluation mode, beside those whose values are None, False or 0

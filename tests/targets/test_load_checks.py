@@ -95,7 +95,7 @@ def with_masks(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("window", [5, 24, 100, 400])
 def test_a_window_that_only_the_mask_has_is_served(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check reads 12 tokens, whatever the window."""
+    """The check reads 4 tokens, whatever the window."""
     model = with_masks(monkeypatch, and_mask_function=lambda _, __, query, key: key > query - window)
     text = models.prompt(min(2 * window, 120))
     want = own_logits(model, text)
