@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
 NO_DRAFTER = "none"
+_LARGE_FILE = 2**26
+"""Bytes of a GGUF file that takes seconds to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,7 @@ def open_engine(
         raise ValueError(f"--max-length: got {max_length}; expected at least 2, one token of prompt and one of text")
     check_device(setup.device, "--device")
     note_hub(setup.model, setup.draft, setup.adapter)
+    _note_conversion(setup.model, setup.dtype)
     engine = load(
         setup.model,
         setup.draft,
@@ -252,6 +256,19 @@ def note_unfollowed_settings(engine: Engine) -> None:
 def print_note(words: str) -> None:
     """Prints a note to standard error."""
     print(f"specdec: note: {words}", file=sys.stderr)
+
+
+def _note_conversion(model: str, dtype: str) -> None:
+    """Prints that the weights of a large GGUF file are converted, which takes long without any other output."""
+    from specdec_fast.loading.model_sources import resolve_source
+
+    source = resolve_source(model)
+    if source.gguf_file is not None and source.is_local:
+        size = (Path(source.place) / source.gguf_file).stat().st_size
+        if size >= _LARGE_FILE:
+            print_note(
+                f"converting {source.gguf_file} ({size / 1e6:.0f} MB) to {dtype}; a folder of safetensors loads faster"
+            )
 
 
 def note_hub(*names: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,15 @@ def test_the_command_line_loads_files(file: Path, model: Any) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["requests"][0]["tokens"] == text_of(model, "the thing")
     assert result.stderr == "", "no bar of the conversion"
+
+
+def test_a_large_file_is_announced(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_fast.commands.open_engine._LARGE_FILE", 1)
+    options = ["--model", str(file), "-T", "0", "--max-new-tokens", "2", "--dtype", "bfloat16"]
+    result = CliRunner().invoke(main, ["generate", "the thing", *options])
+    assert re.search(
+        r"note: converting tiny.gguf \(\d+ MB\) to bfloat16; a folder of safetensors loads fas", result.stderr
+    )
 
 
 def test_headers_are_parsed_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
