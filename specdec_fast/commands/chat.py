@@ -78,7 +78,6 @@ def chat(
 ) -> None:
     """Chat with an instruct model: every line of standard input is a question; /help lists commands."""
     from specdec_fast.commands import open_engine
-    from specdec_fast.commands.prompts import unescape
 
     if as_json and color:
         raise ValueError("--json with --color: expected one of them; JSON carries no colours")
@@ -86,44 +85,12 @@ def chat(
     template = chat_options.read_template(chat_template, template_option)
     if model == open_engine.BUNDLED_TARGET and chat_template is None:  # it need not be loaded for that
         raise _no_template(model)
-    setup = open_engine.resolve(
-        model=model,
-        draft=draft,
-        drafter=drafter,
-        drafter_option=drafter_option,
-        rule=rule,
-        draft_tokens=draft_tokens,
-        budget=budget,
-        dtype=dtype,
-        device=device,
-        compile=compile,
-        fused_forward=fused_forward,
-        adapter=adapter,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        device_map=device_map,
-    )
+    setup = open_engine.resolve_options(ctx)
     from specdec_fast.commands.chat_session import ChatSession, Output
     from specdec_fast.commands.conversation import Conversation
     from specdec_fast.engine.chat import has_chat_template
-    from specdec_fast.sampling.params import SamplingParams
 
-    params = SamplingParams(
-        temperature=(0.0 if rule == "greedy" else 1.0) if temperature is None else temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=min_new_tokens,
-        stop=tuple(unescape(text) for text in stop or ()),
-        ignore_eos=ignore_eos,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=options.read_bias(logit_bias),
-        banned_token_ids=tuple(ban or ()),
-    )
+    params = sampling_options.read_params(ctx)
     given = sampling_options.given_fields(ctx) | ({"temperature"} if rule == "greedy" else set())
     open_engine.quiet()
     engine = open_engine.open_engine(

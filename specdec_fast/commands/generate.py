@@ -109,7 +109,7 @@ def generate(
     """Generate text with a model, faster than the model alone and with the same result."""
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.generate_batch import Job, engine_tokens
-    from specdec_fast.commands.prompts import as_conversations, read_entries, unescape
+    from specdec_fast.commands.prompts import as_conversations, read_entries
     from specdec_fast.commands.terminal_output import counted
 
     if as_json and color:
@@ -122,42 +122,8 @@ def generate(
     elif template and all(entry.messages is None for entry in entries):
         flag = "--chat-template" if "chat_template" in template else "--template-option"
         raise ValueError(f"{flag}: got no conversation; expected --chat, or messages in --file; add --chat")
-    setup = open_engine.resolve(
-        model=model,
-        draft=draft,
-        drafter=drafter,
-        drafter_option=drafter_option,
-        rule=rule,
-        draft_tokens=draft_tokens,
-        budget=budget,
-        dtype=dtype,
-        device=device,
-        compile=compile,
-        fused_forward=fused_forward,
-        adapter=adapter,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        device_map=device_map,
-    )
-    from specdec_fast.sampling.params import SamplingParams
-
-    flags = SamplingParams(
-        temperature=(0.0 if rule == "greedy" else 1.0) if temperature is None else temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=min_new_tokens,
-        stop=tuple(unescape(text) for text in stop or ()),
-        ignore_eos=ignore_eos,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=options.read_bias(logit_bias),
-        banned_token_ids=tuple(ban or ()),
-        logprobs=logprobs,
-    )
+    setup = open_engine.resolve_options(ctx)
+    flags = sampling_options.read_params(ctx)
     given = sampling_options.given_fields(ctx) | ({"temperature"} if rule == "greedy" else set())
     params = [entry.params(flags, at) for at, entry in enumerate(entries)]
     follows = sampling == "model"  # then the model has to be loaded before its parameters are known

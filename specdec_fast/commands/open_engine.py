@@ -8,10 +8,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import typer
+
     from specdec_fast.engine.engine import Engine
     from specdec_fast.engine.prompts import Prompt
     from specdec_fast.interfaces import Rule
@@ -68,6 +71,11 @@ class Setup:
             "revision": self.revision,
             "device_map": self.device_map,
         }
+
+
+def resolve_options(ctx: typer.Context) -> Setup:
+    """Resolves the options of a command that declares all options of `resolve`, under the same names."""
+    return resolve(**{name: ctx.params[name] for name in signature(resolve).parameters})
 
 
 def resolve(

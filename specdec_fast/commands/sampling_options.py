@@ -19,6 +19,28 @@ _OF_THE_MODEL = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
 """Fields by which one sees that sampling was chosen on the command line."""
 
 
+def read_params(ctx: typer.Context) -> SamplingParams:
+    """Returns the sampling parameters of a command that declares their options.
+
+    Raises:
+        ValueError: If a value is out of range, or if values contradict each other.
+    """
+    from specdec_fast.commands.options import read_bias
+    from specdec_fast.commands.prompts import unescape
+    from specdec_fast.sampling.params import SamplingParams
+
+    found = dict(ctx.params)
+    if found["temperature"] is None:
+        found["temperature"] = 0.0 if found["rule"] == "greedy" else 1.0
+    found |= {
+        "stop": tuple(unescape(text) for text in found["stop"] or ()),
+        "logit_bias": read_bias(found["logit_bias"]),
+        "banned_token_ids": tuple(found["ban"] or ()),
+    }
+    names = {each.name for each in fields(SamplingParams)}
+    return SamplingParams(**{name: value for name, value in found.items() if name in names})
+
+
 def given_fields(ctx: typer.Context) -> set[str]:
     """Returns the fields of `SamplingParams` whose options were given."""
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}

@@ -15,6 +15,7 @@ _SERVER, _LIMITS = "Server", "Limits"
 
 
 def serve(
+    ctx: typer.Context,
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
     adapter: options.Adapter = None,
@@ -87,23 +88,7 @@ def serve(
     require("serve", "specdec serve")
     from specdec_fast.commands import open_engine
 
-    setup = open_engine.resolve(
-        model=model,
-        draft=draft,
-        drafter=drafter,
-        drafter_option=drafter_option,
-        rule=rule,
-        draft_tokens=draft_tokens,
-        budget=budget,
-        dtype=dtype,
-        device=device,
-        compile=compile,
-        fused_forward=fused_forward,
-        adapter=adapter,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        device_map=device_map,
-    )
+    setup = open_engine.resolve_options(ctx)
     from specdec_fast.server.generation import Service
     from specdec_fast.server.settings import Settings
     from specdec_fast.server.uvicorn_server import Server, bind, is_loopback, url
