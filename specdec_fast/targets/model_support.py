@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specdec_fast.targets.quantized_layers import find_shared_scale
+from specdec_fast.targets.quantized_layers import why_tokens_depend
 
 PINNED_ROPE = ("dynamic", "longrope")  # their frequencies depend on the longest position of the batch
 ATTENTION_LAYERS = ("full_attention", "sliding_attention", "attention")
@@ -34,11 +34,8 @@ def check_supported(model: Any) -> None:
     _check_class(model)
     _check_placement(model)
     name, config = type(model).__name__, model.config.get_text_config()
-    if (layer := find_shared_scale(model)) is not None:
-        raise UnsupportedModelError(
-            f"{name}: {layer} quantizes the activations of all tokens with one scale, so a row's text would depend on "
-            "its neighbours; expected one scale per token; quantize the weights alone (torchao's Int8WeightOnlyConfig)"
-        )
+    if (reason := why_tokens_depend(model)) is not None:
+        raise UnsupportedModelError(f"{name}: {reason}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name}: got an encoder-decoder; expected a decoder-only causal model; choose one")
     if getattr(model, "_is_stateful", False):

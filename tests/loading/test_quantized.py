@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +128,24 @@ def test_torchao_may_share_a_scale_too() -> None:
     quantize_(model, config(granularity=PerTensor()))
     with pytest.raises(ValueError, match=f"^{SHARED}"):
         load(model, max_length=64)
+
+
+class Linear8bitLt(torch.nn.Linear):
+    """The parts of bitsandbytes' layer that say how it selects columns."""
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__(128, 128, bias=False)
+        self.state = SimpleNamespace(threshold=threshold)
+
+
+def test_columns_that_are_selected_over_all_tokens_are_refused() -> None:
+    model = wide()
+    layer = model.model.layers[0].self_attn
+    layer.o_proj = Linear8bitLt(6.0)
+    with pytest.raises(ValueError, match=r"o_proj selects columns .*threshold 6\).*llm_int8_threshold=0\.0"):
+        load(model, max_length=64)
+    layer.o_proj.state.threshold = 0.0
+    assert load(model, max_length=64).generate([[1, 2]])[0].error is None
 
 
 @pytest.mark.parametrize(

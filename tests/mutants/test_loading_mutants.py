@@ -53,7 +53,7 @@ def the_layout_stays(patch: Patch) -> None:
 
 def shared_scales_are_served(patch: Patch) -> None:
     """Layers that quantize the activations of all tokens with one scale are not recognised."""
-    patch.setattr(support_module, "find_shared_scale", lambda *_: None)
+    patch.setattr(support_module, "why_tokens_depend", lambda *_: None)
 
 
 GGUF, ADAPTERS = "loading/test_gguf_config.py", "loading/test_adapters.py"
