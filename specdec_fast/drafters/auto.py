@@ -1,4 +1,4 @@
-"""Drafts without a model, and scores only the nodes that pay: the tree joins `suffix` and `recycling`.
+"""Automatic drafting without a model: joins trees of `suffix` and `recycling`, and scores only the nodes that pay.
 
 Both drafters propose trees in every step, which costs little. Each says how confident it is in its proposal. The text
 then shows how far each proposal was right, whether it was scored or not, so acceptance is learned for every level of

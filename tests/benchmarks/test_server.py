@@ -25,7 +25,8 @@ def test_stress_counts_what_came_back() -> None:
     engine = make_engine(max_length=1024)
     row = stress(engine, PROMPTS, requests=30)
     assert sum(row["outcomes"].values()) == 30 and not any("wrong" in name for name in row["outcomes"])
-    assert {name.partition(", ")[2] for name in row["outcomes"]} == {"right", "left early"}
+    outcomes = {name.partition(", ")[2] for name in row["outcomes"]}
+    assert {"right", "left early"} <= outcomes <= {"right", "left early", "ended before its client left"}
     assert row["pages_in_use_after"] == row["rows_in_use_after"] == 0 and len(row["resident_mib"]) == 10
 
 

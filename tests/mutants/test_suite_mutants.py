@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import specdec_fast.drafters.draft_model as draft_model_module
-import specdec_fast.engine.stop_conditions as stopping_module
+import specdec_fast.engine.text_stream as text_stream_module
 import specdec_fast.rules.recursive_rejection as tree_module
 import specdec_kernels.ops._proposals.reference as proposals_module
 from specdec_fast.cache.paged import PagedCache
@@ -126,7 +126,7 @@ def dists_of_previous_token(patch: Patch) -> None:
 
 def decoding_starts_inside_characters(patch: Patch) -> None:
     """The decoded window starts a fixed number of tokens back, even inside a character."""
-    patch.setattr(stopping_module, "_MAX_CHARACTER_TOKENS", 1)
+    patch.setattr(text_stream_module, "_MAX_CHARACTER_TOKENS", 1)
 
 
 def commit_drops_the_last_token_of_chains(patch: Patch) -> None:
@@ -289,7 +289,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "text cut inside a character", decoding_starts_inside_characters,
-        "engine/test_stop_conditions.py", "test_runs_of_bytes_are_not_cut_inside_a_character", (0,),
+        "engine/test_text_stream.py", "test_runs_of_bytes_are_not_cut_inside_a_character", (0,),
     ),
     (
         "stale keys and values", commit_drops_the_last_token_of_chains,
