@@ -105,6 +105,7 @@ METHODS: dict[str, Method] = {
     ),
     "forest of ngram and recycling": Method("forest", "2.3x to 2.5x (SAM with Token Recycling, Spec-Bench)"),
     "forest of ngram and draft_model": Method("forest", "", {"of": "ngram,draft_model"}, draft_wanted=True),
+    "auto": Method("auto", "", memory="shared"),
     "draft_tree 2 1 1": Method("draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1]}),
     "draft_tree 2 1 1, iid, recursive_rejection": Method(
         "draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1], "how": "iid"}, rule="recursive_rejection"
@@ -154,7 +155,7 @@ METHODS: dict[str, Method] = {
     "layer_skip, exit after 4": Method("layer_skip", "1.53x (13B) to 1.99x (70B)", {"exit_after": 4}),
 }
 
-COPYING = ("ngram", "suffix", "forest")  # drafters that are measured on `edit` and `repeat`
+COPYING = ("ngram", "suffix", "forest", "auto")  # drafters that are measured on `edit` and `repeat`
 
 
 def copiers(names: list[str]) -> list[str]:

@@ -21,12 +21,14 @@ import typer
 from typer.core import TyperGroup
 
 from specdec_fast import __version__
+from specdec_fast.commands.chat import chat
 from specdec_fast.commands.demo import demo
 from specdec_fast.commands.drafters import drafters
 from specdec_fast.commands.error_wording import NAMED, in_flags
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
+from specdec_fast.commands.serve import serve
 
 # Applications of other modules, imported only when they run: name -> (module with `app`, line of help).
 MOUNTED = {
@@ -213,11 +215,13 @@ def root(
     """Lossless speculative decoding: the target model's text, faster, with tools that check it."""
 
 
+main.command()(chat)
 main.command()(demo)
 main.command()(drafters)
 main.command()(generate)
 main.command()(info)
 main.command()(lab)
+main.command()(serve)
 
 if __name__ == "__main__":
     main()

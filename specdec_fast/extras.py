@@ -13,6 +13,10 @@ EXTRAS = {
     "train": ("accelerate", "matplotlib"),
     "grammar": ("llguidance",),
     "datastore": ("pyarrow",),
+    "gguf": ("gguf", "accelerate"),
+    "adapter": ("peft",),
+    "device-map": ("accelerate",),
+    "serve": ("fastapi", "uvicorn", "prometheus_client"),
 }
 """Extra -> packages that it must have installed. Some extras install more, for speed."""
 

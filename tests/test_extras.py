@@ -29,7 +29,7 @@ def test_extras_are_those_of_the_package(extra: str) -> None:
     (listed,) = re.findall(
         rf"^{extra} = \[(.*)\]$", (Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"), flags=re.MULTILINE
     )
-    assert set(EXTRAS[extra]) <= set(re.findall(r'"([a-z0-9]+)', listed))
+    assert set(EXTRAS[extra]) <= {name.replace("-", "_") for name in re.findall(r'"([a-z0-9-]+)', listed)}
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,8 @@ def test_extras_are_those_of_the_package(extra: str) -> None:
         (["generate", "a", "--json-schema", "{}"], "llguidance", "grammar"),
         (["datastore", "build", "a.txt", "b.parquet", "--output", "c.store"], "pyarrow", "datastore"),
         (["kernels", "inspect"], "triton", "gpu"),
+        (["serve"], "fastapi", "serve"),
+        (["serve"], "prometheus_client", "serve"),
     ],
 )
 def test_commands_look_for_it_first(

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from specdec_fast.adaptive.cost_model import CostModel, DraftOutcome, TimeTable
+from specdec_fast.adaptive.pass_times import measure_pass_times
+from specdec_fast.interfaces import Target
 from specdec_kernels.unknown_names import unknown_name
 
 
@@ -121,7 +123,8 @@ class Goodput:
     larger pass only when it has nodes.
 
     Nodes are granted one by one, the one with the largest expected gain first. The best point on the way is used if it
-    exceeds the speed of plain steps by `margin`. The first steps, and a step now and then, are measurements.
+    exceeds the speed of plain steps by `margin`. A step now and then is a measurement. So are the first steps, unless
+    `calibrate` has measured the target's passes before.
 
     Args:
         first_rate: Acceptance rate of a depth that was never tested.
@@ -155,6 +158,18 @@ class Goodput:
         self._warmup_budgets = list(WARMUP_BUDGETS)
         self._granted: dict[int, int] = {}  # budget of each row in this step
         self._idle_steps, self._probe_interval, self._draft_steps, self._refresh_interval = 0, probe, 0, 2
+
+    def calibrate(self, target: Target, max_nodes: int) -> None:
+        """Measures the target's passes, so that the first steps need no small drafts. `load` calls it.
+
+        Args:
+            target: The target, before its first request.
+            max_nodes: Most draft nodes of a request.
+        """
+        times = measure_pass_times(target, sorted({1, min(4, 1 + max_nodes), 1 + max_nodes}))
+        if times is not None:
+            self._verify_times.prior, self._warmup_budgets = times, []
+            self._refresh_interval = min(_FIRST_REFRESH, self._refresh)
 
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         """Returns the budgets with the best measured goodput, or those of a measurement."""
@@ -242,6 +257,10 @@ class Goodput:
 
 WARMUP_BUDGETS = (0, 4, 2, 0, 6, 0)
 """Budgets of the first steps: small, since cost and gain are unknown."""
+
+
+_FIRST_REFRESH = 16
+"""Steps with drafts before the first one without, if the target's passes were measured before."""
 
 
 POLICIES: dict[str, type[Fixed] | type[Goodput]] = {"entropy": Entropy, "fixed": Fixed, "goodput": Goodput}

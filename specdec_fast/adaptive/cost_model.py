@@ -36,12 +36,16 @@ class TimeTable:
     Numbers are measured at different times, and a shared machine is faster at one time than at another. `slowdown`
     follows the machine's speed quickly and applies to all numbers, so measurements of different times can be compared.
 
+    With a `prior`, measurements are stored relative to it. Numbers that were never measured then have the prior's
+    seconds, corrected by the nearest measurements.
+
     Attributes:
         slowdown_rate: Weight of each measurement in `slowdown`.
-        seconds: Seconds by number of nodes, at slowdown 1.
+        seconds: Seconds by number of nodes, at slowdown 1, relative to `prior` if there is one.
         counts: Measurements by number of nodes.
         keys: Measured numbers, sorted.
         slowdown: Current seconds relative to `seconds`.
+        prior: Earlier measurements under other conditions, or None.
     """
 
     slowdown_rate: float = 0.1
@@ -49,9 +53,11 @@ class TimeTable:
     counts: dict[int, int] = field(default_factory=dict)
     keys: list[int] = field(default_factory=list)
     slowdown: float = 1.0
+    prior: TimeTable | None = None
 
     def add(self, number: int, seconds: float) -> None:
         """Adds a measurement. Numbers above 32 are rounded down to multiples of 8."""
+        seconds /= self._expected(number)
         key = number if number <= 32 else number // 8 * 8
         count = self.counts.get(key, 0)
         if not count:
@@ -72,12 +78,17 @@ class TimeTable:
 
         Beyond the measured numbers the last slope continues, never downwards.
         """
-        return self._interpolate(number) * self.slowdown
+        return self._expected(number) * self._interpolate(number) * self.slowdown
+
+    def _expected(self, number: int) -> float:
+        """Seconds that the prior expects; 1 without a prior."""
+        return 1.0 if self.prior is None else max(self.prior.seconds_at(number), 1e-9)
 
     def table(self, last: int) -> list[float]:
         """Returns `seconds_at` for every number from 0 to `last`."""
         found: list[float] = []
-        knots = [0, *(key for key in self.keys if 0 < key < last), last]
+        measured = self.keys if self.prior is None else sorted({*self.keys, *self.prior.keys})
+        knots = [0, *(key for key in measured if 0 < key < last), last]
         values = [self.seconds_at(knot) for knot in knots]
         for low, high, first, then in zip(knots, knots[1:], values, values[1:]):
             slope = (then - first) / max(high - low, 1)
@@ -88,11 +99,15 @@ class TimeTable:
         """Seconds for a number at slowdown 1."""
         keys, seconds = self.keys, self.seconds
         if not keys:
-            return 0.0
+            return 0.0 if self.prior is None else 1.0
         if number in seconds:
             return seconds[number]
         if len(keys) == 1:
             return seconds[keys[0]]
+        if self.prior is not None:  # the prior knows the slope beyond the measured numbers
+            number = min(max(number, keys[0]), keys[-1])
+            if number in seconds:
+                return seconds[number]
         right = min(max(bisect_left(keys, number), 1), len(keys) - 1)
         low, high = keys[right - 1], keys[right]
         slope = (seconds[high] - seconds[low]) / (high - low)
@@ -218,14 +233,23 @@ class CostModel:
         own, usual = self._rows.get(row), self._all.passes.estimate(1.0, 2.0)
         return usual if own is None else own.passes.estimate(usual, 8.0)
 
+    def accepted_by_depth(self, row: int, depth: int) -> list[float]:
+        """Returns the expected accepted tokens of a draft by its depth, 0 to `depth`, given that there is a draft."""
+        own, rate, survival, gains = self._rows.get(row), self.first_rate, 1.0, [0.0]
+        for level in range(depth):
+            rate = self._all.rate(level, rate, 2.0)
+            survival *= rate if own is None else own.rate(level, rate, 8.0)
+            gains.append(gains[-1] + survival)
+        return gains
+
     def expected_accepted(self, row: int, max_nodes: int) -> list[float]:
         """Returns the expected accepted tokens of drafts with 0..max_nodes nodes, given that there is a draft."""
         gains = self._gains.get(row, [])
         if len(gains) <= max_nodes:
-            gains = self._gains[row] = self._compute_gains(self._rows.get(row), max_nodes)
+            gains = self._gains[row] = self._compute_gains(row, max_nodes)
         return gains[: max_nodes + 1]
 
-    def _compute_gains(self, own: _Rates | None, max_nodes: int) -> list[float]:
+    def _compute_gains(self, row: int, max_nodes: int) -> list[float]:
         """Expected accepted tokens by number of nodes."""
         reached = (
             self._depth_by_nodes.table(max_nodes)
@@ -236,11 +260,7 @@ class CostModel:
         for nodes, depth in enumerate(reached):
             below = max(min(max(depth, below), nodes), min(1.0, nodes))
             depths.append(below)
-        rate, survival, gains = self.first_rate, 1.0, [0.0]  # by depth
-        for level in range(int(below) + 1):
-            rate = self._all.rate(level, rate, 2.0)
-            survival *= rate if own is None else own.rate(level, rate, 8.0)
-            gains.append(gains[-1] + survival)
+        gains = self.accepted_by_depth(row, int(below) + 1)
         return [
             gains[int(depth)] + (depth - int(depth)) * (gains[int(depth) + 1] - gains[int(depth)]) for depth in depths
         ]

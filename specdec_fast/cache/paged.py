@@ -12,11 +12,13 @@ import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec_fast.cache.pages import PageAllocator
+from specdec_fast.cache.prefix import PageNames
 from specdec_fast.core.device_transfer import upload_values, write_entries
 from specdec_fast.interfaces import Slots
 from specdec_kernels import CacheTable, TreePlan, kv_commit, kv_slots
@@ -100,7 +102,8 @@ class PagedCache:
     def claim(self, owner: object, rows: Collection[int] = ()) -> None:
         """Makes `owner` the only user of the cache, and frees the pages of all rows but `rows`.
 
-        Such pages remain after an owner was dropped, or after an interrupted release.
+        Such pages remain after an owner was dropped, or after an interrupted release. A new owner begins without names
+        of pages.
 
         Args:
             owner: The engine that uses the cache from now on.
@@ -115,6 +118,7 @@ class PagedCache:
                     "target: got one whose pages another user holds; expected one engine at a time: finish or "
                     "cancel the requests of the other engine, drafter or loop, drop it, or use separate targets"
                 )
+            self.pages.forget()
             self._owner = weakref.ref(owner)
         self.release([row for row, pages in enumerate(self._owned) if pages and row not in rows])
         if self.pages.num_used and not any(self._owned):
@@ -214,12 +218,48 @@ class PagedCache:
 
         Args:
             rows: B rows, int32 or host integers.
-            lengths: New lengths, int32 [B] or host integers.
+            lengths: New lengths, of the same kind. The values of tensors are not checked, since reading them would wait
+                for the device.
+
+        Raises:
+            ValueError: If the numbers of rows and lengths differ, or if a host integer is negative or longer than the
+                row: than its committed tokens on a CPU, than its pages on a GPU.
         """
         if isinstance(rows, Tensor) or isinstance(lengths, Tensor):
+            if len(rows) != len(lengths):
+                raise ValueError(f"rollback: got {len(lengths)} lengths for {len(rows)} rows; expected one for each")
             self.lengths[rows] = lengths  # type: ignore[assignment]
-        elif self._host_lengths is not None:  # a draft model does this in every step, so no operator is called
-            for row, length in zip(rows, lengths, strict=True):
+            return
+        on_host = self.device.type == "cpu"
+        for row, length in zip(rows, lengths, strict=True):
+            held = int((self._host_lengths or self.lengths)[row]) if on_host else self._reserved(row)
+            if not 0 <= length <= held:
+                raise ValueError(f"rollback: got length {length} for row {row}; expected 0 to {held}, which it holds")
+        self._write_lengths(rows, lengths)
+
+    def set_lengths(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Sets the lengths of rows. Nodes that were staged behind the committed tokens may become committed.
+
+        Args:
+            rows: B rows.
+            lengths: New lengths. Everything before them has been staged.
+
+        Raises:
+            ValueError: If a length is negative or exceeds the pages of its row.
+        """
+        for row, length in zip(rows, lengths, strict=True):
+            if not 0 <= length <= self._reserved(row):
+                expected = f"expected 0 to {self._reserved(row)}, for which it has pages"
+                raise ValueError(f"set_lengths: got length {length} for row {row}; {expected}")
+        self._write_lengths(rows, lengths)
+
+    def _reserved(self, row: int) -> int:
+        """Tokens for which a row has pages."""
+        return len(self._owned[row]) * self.page_size
+
+    def _write_lengths(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        if self._host_lengths is not None:  # a draft model does this in every step, so no operator is called
+            for row, length in zip(rows, lengths):
                 self._host_lengths[row] = length
         else:
             write_entries(rows, lengths, self.lengths)
@@ -263,6 +303,58 @@ class PagedCache:
         self._owned[row] = owned
         return True
 
+    # -- pages that rows share by their names -------------------------------------------------------------------------
+
+    def page_names(self, salt: str = "") -> PageNames:
+        """Returns the names of a text's pages. Texts with different salts share no page."""
+        return PageNames(self.page_size, salt)
+
+    def has_pages_for(self, length: int, shared: Sequence[int]) -> bool:
+        """Returns whether an empty row can adopt pages and then reserve `length` tokens.
+
+        Args:
+            length: Tokens of the row, staged nodes included.
+            shared: Pages that the row adopts.
+        """
+        return self.pages_for(length) - len(shared) <= self.pages.num_free_without(shared)
+
+    def adopt(self, row: int, pages: Sequence[int]) -> None:
+        """Makes a row without tokens start with the tokens of named pages, in place of its first own pages.
+
+        The row may not be rolled back into these pages.
+
+        Args:
+            row: The row. It holds no tokens, but may have reserved pages.
+            pages: Named pages (`PageAllocator.find`).
+        """
+        if not pages:
+            return
+        self.pages.share(pages)
+        owned = self._owned[row]
+        replaced, count = owned[: len(pages)], len(pages)
+        try:
+            upload_values(pages, self.page_table[row, :count])
+            self.lengths[row] = count * self.page_size
+            owned[:count] = pages
+        except BaseException:  # the table may name shared pages, to which the row must not write
+            self.pages.free(pages)
+            self.page_table[row].zero_()
+            self.release([row])
+            raise
+        self.pages.num_hits += count
+        self.pages.free(replaced)
+
+    def name_pages(self, row: int, names: Sequence[bytes], states: Sequence[Any] = ()) -> None:
+        """Names the first pages of a row, so that other rows can adopt them.
+
+        Args:
+            row: The row. All tokens of these pages are committed, and it is not rolled back into them.
+            names: Names of the first pages (`PageNames.upto`).
+            states: For each page, what is kept with its name (`PageAllocator.states`).
+        """
+        for at, (page, name) in enumerate(zip(self._owned[row], names)):
+            self.pages.name(page, name, states[at] if states else None)
+
     def release(self, rows: Sequence[int]) -> None:
         """Frees all pages of rows. Calling it twice is harmless."""
         for row in rows:
@@ -270,7 +362,9 @@ class PagedCache:
             owned, self._owned[row] = self._owned[row], []
             if owned:
                 self.page_table[row].zero_()
-                self.pages.free(owned)  # last: an interruption before it loses pages, but no row reads a wrong one
+                # last: an interruption before it loses pages, but no row reads a wrong one; reversed: the end of a text
+                # is evicted before its beginning, which more texts share
+                self.pages.free(reversed(owned))
 
     def read(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Copies a row's committed keys and values of one layer, for tests.

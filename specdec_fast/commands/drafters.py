@@ -69,7 +69,10 @@ def _dist(kind: Any, needs: Any) -> str:
 def needed(entry: dict[str, Any]) -> str:
     """Describes a drafter's needs: the topology of its drafts, then data from the engine."""
     found = ["draft model"] if entry["takes_draft"] else []
-    for name, value in (entry["needs"] or {}).items():
+    needs = dict(entry["needs"] or {})
+    if not (needs.get("aux_hidden_states") or needs.get("prompt_aux_hidden_states")):
+        needs.pop("all_prompt_states", None)  # it qualifies these states
+    for name, value in needs.items():
         if name == "topology":
             found.insert(0, f"{value}s")
         elif name == "aux_hidden_states" and value:

@@ -12,8 +12,11 @@ _FIELDS = (
 )  # fmt: skip
 _FLAGS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS} | {"banned_token_ids": "--ban"}
 _UNMISTAKABLE = re.compile(rf"\b({'|'.join(name for name in _FIELDS if '_' in name)})\b")
-_OF_COMMAND = re.compile(r"^(?:drafter \w+: )?(model|draft|rule|dtype|budget): got")
-NAMED = ("SamplingParams.", "drafter ", "model: ", "draft: ", "rule: ", "dtype: ", "budget: ")
+_OF_COMMAND = re.compile(r"^(?:drafter \w+: )?(model|draft|adapter|device_map|rule|dtype|budget|chat_template): got")
+NAMED = (
+    "SamplingParams.", "drafter ", "model: ", "draft: ", "adapter: ", "device_map: ", "tokenizer: ", "rule: ",
+    "dtype: ", "budget: ", "messages: ", "chat_template: ",
+)  # fmt: skip
 """Beginnings of messages about flags, unless a prompt in a file sets the parameter itself."""
 _OF_CODE = {
     "prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=": (
@@ -24,6 +27,26 @@ _OF_CODE = {
         "--stop: got a model without a tokenizer; expected one with a tokenizer; put its files into the "
         'folder of --model, or pass ids with --file: {"prompt": [5, 6], "stop_token_ids": [7]}'
     ),
+    "expected one of an instruct model; pass chat_template=, or give the text to generate": (
+        "expected that of an instruct model; pass --chat-template FILE, or use `specdec generate` without --chat"
+    ),
+    "messages: got an engine without a tokenizer; expected one with a chat template; pass tokenizer=, or submit token "
+    "ids": (
+        "messages: got a model without a tokenizer; expected one with a chat template; put the tokenizer's files into "
+        "the folder of --model"
+    ),
+    "change them, or pass another chat_template": "change them, or pass another --chat-template",
+    "expected the text of a Jinja template": "expected a file with a Jinja template",
+    "which is the default of load; pass max_length to load": "which is the default; pass --max-length",
+    "which is max_length; raise it": "which is --max-length; raise it",
+    "; pass None for the tokenizer's own": "; drop the option for the tokenizer's own",
+    "; expected trust_remote_code=True, which runs": "; expected --trust-remote-code, which runs",
+    "pass trust_remote_code=True, which runs": "pass --trust-remote-code, which runs",
+    "layers on disk also need model_options={'offload_folder': ...}": "keep layers off the disk",
+    "pass tokenizer= with the folder or hub id of the original model, or pass token ids": (
+        "use the original checkpoint, or pass token ids with --file"
+    ),
+    "; pass the model, and adapter=": "; pass --model, and --adapter ",
     ", or a BudgetPolicy": "",
     "stop: got ('',);": "stop: got '';",
     "expected None, or a count": "expected a count",
@@ -46,7 +69,7 @@ def in_flags(message: str, own: Collection[str] = ()) -> str:
     """
     for code_words, flag_words in _OF_CODE.items():
         message = message.replace(code_words, flag_words)
-    message = _OF_COMMAND.sub(r"--\1: got", message)
+    message = _OF_COMMAND.sub(lambda found: f"--{found[1].replace('_', '-')}: got", message)
     name, colon, rest = message.removeprefix("SamplingParams.").partition(":")
     if name not in _FLAGS or name in own or not colon:
         return message

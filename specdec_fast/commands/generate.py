@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdec_fast.commands import options
+from specdec_fast.commands import chat_options, options, sampling_options
 from specdec_fast.commands.json_output import print_json
 
 if TYPE_CHECKING:
     from specdec_fast.commands.open_engine import Setup
 
-_PROMPT, _LENGTH, _OUTPUT = "Prompt", "Length", "Output"
+_PROMPT = "Prompt"
 _MAX_ROWS = 8
 
 
 def generate(
+    ctx: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue; without it, --file or standard input is read.")
     ] = None,
@@ -29,29 +30,36 @@ def generate(
             "--file",
             "-f",
             help="File with prompts: plain text, or .json or .jsonl with texts, lists of token ids, or "
-            "objects with prompt, id and sampling parameters. - reads standard input as text.",
+            "objects with prompt or messages, id and sampling parameters. - reads standard input as text.",
             rich_help_panel=_PROMPT,
         ),
     ] = None,
     lines: Annotated[
         bool, typer.Option("--lines", help="Treat every line of the file as a prompt.", rich_help_panel=_PROMPT)
     ] = False,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Apply the model's chat template: each prompt is a question. --system implies it.",
+            rich_help_panel=chat_options.CHAT,
+        ),
+    ] = False,
+    system: chat_options.System = None,
+    chat_template: chat_options.ChatTemplate = None,
+    template_option: chat_options.TemplateOptions = None,
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
+    adapter: options.Adapter = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     drafter: options.DrafterName = None,
     drafter_option: options.DrafterOptions = None,
     rule: options.RuleName = "replay",
     draft_tokens: options.DraftTokens = None,
     budget: options.BudgetName = "fixed",
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            "--temperature",
-            "-T",
-            help="Sampling temperature; 0 is greedy (default: 1, or 0 with --rule greedy).",
-            rich_help_panel=options.SAMPLING,
-        ),
-    ] = None,
+    sampling: options.SamplingDefaults = None,
+    temperature: options.OptionalTemperature = None,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
@@ -73,41 +81,20 @@ def generate(
     regex: options.Regex = None,
     json_schema: options.JsonSchema = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", help="Maximum number of tokens to generate.", rich_help_panel=_LENGTH)
-    ] = 128,
-    min_new_tokens: Annotated[
         int,
-        typer.Option(
-            "--min-new-tokens",
-            help="Minimum number of tokens before an end-of-text token or --stop ends the text.",
-            rich_help_panel=_LENGTH,
-        ),
-    ] = 0,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stop",
-            help="Stop before this text appears; may be repeated. \\n is a newline.",
-            rich_help_panel=_LENGTH,
-        ),
-    ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Continue after an end-of-text token.", rich_help_panel=_LENGTH)
-    ] = False,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-length",
-            help="Maximum length of prompt plus new tokens (default: the model's context, at most 4096).",
-            rich_help_panel=_LENGTH,
-        ),
-    ] = None,
+        typer.Option("--max-new-tokens", help="Maximum number of tokens to generate.", rich_help_panel=options.LENGTH),
+    ] = 128,
+    min_new_tokens: options.MinNewTokens = 0,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    max_length: options.MaxLength = None,
     dtype: options.Dtype = "float32",
+    weights: options.Weights = None,
     device: options.Device = "cpu",
+    device_map: options.DeviceMap = None,
     threads: options.Threads = None,
     compile: options.Compile = False,
     fused_forward: options.FusedForward = False,
-    weights: options.Weights = None,
     as_json: options.Json = False,
     logprobs: options.Logprobs = None,
     stats: Annotated[
@@ -115,63 +102,33 @@ def generate(
         typer.Option(
             "--stats",
             help="Print tau, acceptance by depth and the time of each phase to standard error.",
-            rich_help_panel=_OUTPUT,
+            rich_help_panel=options.OUTPUT,
         ),
     ] = False,
-    color: Annotated[
-        bool,
-        typer.Option(
-            "--color",
-            help="Colour tokens by origin: accepted, recovered or bonus. Needs a terminal.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
+    color: options.Color = False,
 ) -> None:
     """Generate text with a model, faster than the model alone and with the same result."""
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.generate_batch import Job, engine_tokens
-    from specdec_fast.commands.prompts import read_entries, unescape
+    from specdec_fast.commands.prompts import as_conversations, read_entries
     from specdec_fast.commands.terminal_output import counted
 
     if as_json and color:
         raise ValueError("--json with --color: expected one of them; JSON carries the origins of all tokens")
     options.refuse_grammar(regex, json_schema)
     entries = read_entries(prompt, file, lines)
-    setup = open_engine.resolve(
-        model=model,
-        draft=draft,
-        drafter=drafter,
-        drafter_option=drafter_option,
-        rule=rule,
-        draft_tokens=draft_tokens,
-        budget=budget,
-        dtype=dtype,
-        device=device,
-        compile=compile,
-        fused_forward=fused_forward,
-        weights=weights,
-    )
-    from specdec_fast.sampling.params import SamplingParams
-
-    flags = SamplingParams(
-        temperature=(0.0 if rule == "greedy" else 1.0) if temperature is None else temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=min_new_tokens,
-        stop=tuple(unescape(text) for text in stop or ()),
-        ignore_eos=ignore_eos,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=options.read_bias(logit_bias),
-        banned_token_ids=tuple(ban or ()),
-        logprobs=logprobs,
-    )
+    template = chat_options.read_template(chat_template, template_option)
+    if chat or system is not None:
+        entries = as_conversations(entries, system)
+    elif template and all(entry.messages is None for entry in entries):
+        flag = "--chat-template" if "chat_template" in template else "--template-option"
+        raise ValueError(f"{flag}: got no conversation; expected --chat, or messages in --file; add --chat")
+    setup = open_engine.resolve_options(ctx)
+    flags = sampling_options.read_params(ctx)
+    given = sampling_options.given_fields(ctx) | ({"temperature"} if rule == "greedy" else set())
     params = [entry.params(flags, at) for at, entry in enumerate(entries)]
-    temperatures = {own.temperature for own in params}
+    follows = sampling == "model"  # then the model has to be loaded before its parameters are known
+    temperatures = {None} if follows else {own.temperature for own in params}
     with _json_on_interrupt(setup, as_json):
         open_engine.quiet()
         engine = open_engine.open_engine(
@@ -180,10 +137,15 @@ def generate(
             max_rows=min(len(entries), _MAX_ROWS),
             max_length=max_length,
             temperature=temperatures.pop() if len(temperatures) == 1 else None,
-            sample=[(entry.prompt, own) for entry, own in zip(entries, params, strict=True)],
+            sample=[] if follows else [(entry.prompt, own) for entry, own in zip(entries, params, strict=True)],
+            sampling=sampling_options.choose_defaults(sampling, given),
         )
+        flags = sampling_options.follow_defaults(flags, engine.default_params, given)
+        params = [entry.params(flags, at) for at, entry in enumerate(entries)]
         grammar = options.read_grammar(regex, json_schema, engine.tokenizer)
-    job = Job(engine, entries, [replace(own, grammar=grammar) for own in params], color=color, streams=not as_json)
+    chat_options.note_unread_options(engine.tokenizer, template)
+    params = [replace(own, grammar=grammar) for own in params]
+    job = Job(engine, entries, params, template, color=color, streams=not as_json)
     try:
         job.run()
         interrupted = False
@@ -194,6 +156,7 @@ def generate(
         print_json(job.report(setup, interrupted=interrupted))
     else:
         job.print_logprobs()
+    job.note_unused_template()
     if stats:
         job.print_stats()
     job.print_legend()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from specdec_fast.commands.error_wording import in_flags
@@ -62,18 +64,26 @@ class Job:
         engine: The engine.
         entries: Prompts.
         params: Sampling parameters of each prompt.
+        template: Arguments of `Engine.encode_chat` for entries that are conversations.
         color: Colour tokens by origin if the output is a terminal.
         streams: Print texts while they grow; otherwise `report` has them.
     """
 
     def __init__(
-        self, engine: Engine, entries: list[Entry], params: list[SamplingParams], *, color: bool, streams: bool
+        self,
+        engine: Engine,
+        entries: list[Entry],
+        params: list[SamplingParams],
+        template: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        color: bool,
+        streams: bool,
     ) -> None:
         from specdec_fast.commands.terminal_output import Painter, make_console
 
         self.engine, self.entries = engine, entries
         self.out, self.err = make_console(), make_console(stderr=True)
-        self.seconds = 0.0
+        self.seconds, self._template = 0.0, template
         self._color, self._streams = color and self.out.is_terminal, streams
         if color and not self.out.is_terminal:
             self.err.print("specdec: note: --color: standard output is not a terminal; FORCE_COLOR=1 colours a pipe")
@@ -87,12 +97,16 @@ class Job:
         from specdec_fast.engine.request import Handle
 
         try:
+            if entry.messages is not None:
+                return self.engine.submit_chat(entry.messages, params, **self._template)
             return self.engine.submit(entry.prompt, params)
         except ValueError as error:
             reworded = ValueError(in_flags(str(error), entry.settings))
             if len(self.entries) == 1:
                 name = str(error).partition(":")[0]
-                of_file = entry.where.startswith("--file") and (name == "prompt" or name in entry.settings)
+                of_file = entry.where.startswith("--file") and (
+                    name in ("prompt", "messages") or name in entry.settings
+                )
                 raise (ValueError(f"{entry.where}: {reworded}") if of_file else reworded) from error
             refused = Handle(-1, [], params, 0)
             refused.finish("error", reworded)
@@ -167,9 +181,11 @@ class Job:
 
     def _print(self, at: int) -> None:
         """Prints the new part of a text."""
+        from specdec_fast.commands.terminal_output import write_pieces
+
         if len(self.handles) > 1:
             self._heading(at)
-        self._write(self._painters[at].fresh())
+        write_pieces(self.out, self._painters[at].fresh(), color=self._color)
         if self.handles[at].finished:
             self.out.print()
 
@@ -187,15 +203,28 @@ class Job:
         reason = self.handles[at].finish_reason
         self.out.print(Text(f"── {at + 1}: {words[:60]} [{reason}]", "bold"), soft_wrap=True)
 
-    def _write(self, pieces: list[tuple[str, str]]) -> None:
-        from specdec_fast.commands.terminal_output import harmless, paint
+    def note_unused_template(self) -> None:
+        """Notes that texts are empty because a prompt without the chat template is no question to an instruct model."""
+        from specdec_fast.commands.terminal_output import counted
+        from specdec_fast.engine.chat import has_chat_template
 
-        if self._color:
-            self.out.print(paint(pieces), end="", soft_wrap=True)
-        else:
-            text = "".join(piece for piece, _ in pieces)
-            self.out.file.write(harmless(text) if self.out.is_terminal else text)
-        self.out.file.flush()
+        tokenizer = self.engine.tokenizer
+        if not has_chat_template(tokenizer):
+            return
+        special = tuple(tokenizer.all_special_tokens)
+        empty = [
+            handle
+            for entry, handle in zip(self.entries, self.handles, strict=True)
+            if handle.finish_reason == "eos"
+            and not handle.text.strip()
+            and entry.messages is None
+            # the prompt may carry the template already
+            and not (isinstance(entry.prompt, str) and any(token in entry.prompt for token in special))
+        ]
+        if empty:
+            many = "" if len(self.handles) == 1 else f" for {counted(len(empty), 'prompt')}"
+            words = f"the model answers nothing{many}; the model has a chat template; use --chat"
+            self.err.print(f"specdec: note: {words}", soft_wrap=True)
 
     def print_stats(self) -> None:
         """Prints statistics of all requests together to standard error, with advice on a busy machine."""
@@ -212,7 +241,8 @@ class Job:
         table = stats_table(total, self.seconds)
         if len(self.handles) == 1:
             (handle,) = self.handles
-            table.add_row("ended by", f"{handle.finish_reason}; seed {handle.params.seed}")
+            full = ", the context is full (see --max-length)" if handle.limit == "max_length" else ""
+            table.add_row("ended by", f"{handle.finish_reason}{full}; seed {handle.params.seed}")
         self.err.print(table)
         if self._streams and self.engine.state.device.type == "cpu":
             advice = busy_machine(torch.get_num_threads())
@@ -263,9 +293,11 @@ class Job:
             for token in (each, *each["top"]):
                 token["text"] = None if tokenizer is None else tokenizer.decode([token["token"]])
         named = {} if entry.id is None else {"id": entry.id}
+        chat = {} if entry.messages is None else {"messages": entry.messages}
         return {
             **named,
             "prompt": entry.prompt,
+            **chat,
             "sampling": _non_default(handle.params),
             **found,
             "origins": handle.origins,

@@ -8,16 +8,22 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import typer
+
     from specdec_fast.engine.engine import Engine
-    from specdec_fast.engine.request import Prompt
+    from specdec_fast.engine.prompts import Prompt
     from specdec_fast.interfaces import Rule
     from specdec_fast.sampling.params import SamplingParams
 
 BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
 NO_DRAFTER = "none"
+_LARGE_FILE = 2**26
+"""Bytes of a GGUF file that takes seconds to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,10 @@ class Setup:
     fused_forward: bool = False
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     budget: str = "fixed"
+    adapter: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    device_map: Any = None
     weights: str | None = None
 
     def describe(self, rule: Rule) -> dict[str, Any]:
@@ -58,8 +68,16 @@ class Setup:
             "device": self.device,
             "compile": self.compile,
             "fused_forward": self.fused_forward,
+            "adapter": self.adapter,
+            "revision": self.revision,
+            "device_map": self.device_map,
             "weights": self.weights,
         }
+
+
+def resolve_options(ctx: typer.Context) -> Setup:
+    """Resolves the options of a command that declares all options of `resolve`, under the same names."""
+    return resolve(**{name: ctx.params[name] for name in signature(resolve).parameters})
 
 
 def resolve(
@@ -75,6 +93,10 @@ def resolve(
     fused_forward: bool = False,
     drafter_option: list[str] | None = None,
     budget: str = "fixed",
+    adapter: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
     weights: str | None = None,
 ) -> Setup:
     """Resolves options: selects the drafter, and the bundled draft model for the bundled target.
@@ -91,6 +113,10 @@ def resolve(
         fused_forward: Option `--fused-forward`.
         drafter_option: Options `--drafter-option`.
         budget: Option `--budget`.
+        adapter: Option `--adapter`.
+        revision: Option `--revision`.
+        trust_remote_code: Option `--trust-remote-code`.
+        device_map: Option `--device-map`.
         weights: Option `--weights`.
 
     Returns:
@@ -100,7 +126,7 @@ def resolve(
         ValueError: If a name is unknown, or if options contradict each other.
     """
     from specdec_fast.adaptive.budget import budget_for
-    from specdec_fast.commands.options import read_drafter_options
+    from specdec_fast.commands.options import read_device_map, read_drafter_options
     from specdec_fast.drafters import check_option_names, drafter_names, may_take_draft
     from specdec_fast.rules import get_rule
     from specdec_kernels.unknown_names import unknown_name
@@ -141,7 +167,11 @@ def resolve(
         fused_forward,
         parsed,
         budget,
-        weights,
+        adapter=adapter,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        device_map=read_device_map(device_map),
+        weights=weights,
     )
 
 
@@ -153,6 +183,7 @@ def open_engine(
     max_length: int | None = None,
     temperature: float | None = None,
     sample: Sequence[tuple[Prompt, SamplingParams]] = (),
+    sampling: str | None = "neutral",
 ) -> Engine:
     """Sets the number of threads and loads the engine of a setup.
 
@@ -163,6 +194,7 @@ def open_engine(
         max_length: Most tokens of a request. None: the default of `load`.
         temperature: Temperature of all requests, None if they differ.
         sample: Requests by which rule `best` chooses.
+        sampling: Option `--sampling`: "model", "neutral", or None, which is neutral and notes what the model sets.
 
     Returns:
         The engine.
@@ -173,7 +205,11 @@ def open_engine(
     import torch
 
     from specdec_fast.loading import check_device, lacks_tokenizer, load
+    from specdec_fast.sampling.params import SamplingParams
+    from specdec_kernels.unknown_names import unknown_name
 
+    if sampling not in (None, "model", "neutral"):
+        raise ValueError(unknown_name("--sampling", sampling, ("model", "neutral")))
     if threads is not None:
         if threads < 1:
             raise ValueError(f"--threads: got {threads}; expected at least 1")
@@ -181,7 +217,8 @@ def open_engine(
     if max_length is not None and max_length < 2:
         raise ValueError(f"--max-length: got {max_length}; expected at least 2, one token of prompt and one of text")
     check_device(setup.device, "--device")
-    note_hub(setup.model, setup.draft)
+    note_hub(setup.model, setup.draft, setup.adapter)
+    _note_conversion(setup.model, setup.dtype)
     engine = load(
         setup.model,
         setup.draft,
@@ -191,27 +228,61 @@ def open_engine(
         num_draft_tokens=setup.draft_tokens,
         dtype=setup.dtype,
         device=setup.device,
+        device_map=setup.device_map,
+        weights=setup.weights,
+        adapter=setup.adapter,
+        revision=setup.revision,
+        trust_remote_code=setup.trust_remote_code,
         max_rows=max_rows,
         max_length=max_length,
         compile=setup.compile,
         fused_forward=setup.fused_forward,
-        weights=setup.weights,
         budget=setup.budget,
         temperature=temperature,
         sample=sample,
+        sampling="model" if sampling == "model" else SamplingParams(),
     )
+    if sampling is None:
+        note_unfollowed_settings(engine)
     context = engine.state.max_length
     if max_length is not None and max_length > context:
-        _note(f"--max-length {max_length}: the model's context is {context}, and that is used")
+        print_note(f"--max-length {max_length}: the model's context is {context}, and that is used")
     if setup.draft is not None and engine.tokenizer is not None and lacks_tokenizer(setup.draft):
-        _note(f"--draft {setup.draft} has no tokenizer; the target's is assumed")
+        print_note(f"--draft {setup.draft} has no tokenizer; the target's is assumed")
     if setup.rule != engine.rule.name:
-        _note(f"rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}")
+        print_note(f"rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}")
     return engine
 
 
-def _note(words: str) -> None:
+def note_unfollowed_settings(engine: Engine) -> None:
+    """Prints what the model's generation config would change, since requests do not follow it."""
+    from specdec_fast.loading.sampling_defaults import unfollowed_settings
+
+    model: Any = getattr(engine.target, "model", None)
+    settings = unfollowed_settings(getattr(model, "generation_config", None))
+    if settings:
+        print_note(
+            f"the model's generation_config sets {settings}, which is not used; --sampling model follows it, and "
+            "--sampling neutral drops this note"
+        )
+
+
+def print_note(words: str) -> None:
+    """Prints a note to standard error."""
     print(f"specdec: note: {words}", file=sys.stderr)
+
+
+def _note_conversion(model: str, dtype: str) -> None:
+    """Prints that the weights of a large GGUF file are converted, which takes long without any other output."""
+    from specdec_fast.loading.model_sources import resolve_source
+
+    source = resolve_source(model)
+    if source.gguf_file is not None and source.is_local:
+        size = (Path(source.place) / source.gguf_file).stat().st_size
+        if size >= _LARGE_FILE:
+            print_note(
+                f"converting {source.gguf_file} ({size / 1e6:.0f} MB) to {dtype}; a folder of safetensors loads faster"
+            )
 
 
 def note_hub(*names: str | None) -> None:
@@ -220,7 +291,7 @@ def note_hub(*names: str | None) -> None:
 
     far = [name for name in names if name is not None and is_hub_id(name)]
     if far:
-        _note(f"looking for {' and '.join(far)} on the hub")
+        print_note(f"looking for {' and '.join(far)} on the hub")
 
 
 def short_context(engine: Engine, before: int, most: int) -> str | None:
@@ -249,6 +320,8 @@ def quiet() -> None:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
+    for name in ("torchao", "torch.utils._pytree"):  # torchao warns about kernels for other machines on import
+        logging.getLogger(name).setLevel(logging.ERROR)
     ours = logging.getLogger("specdec_fast")
     if not any(isinstance(handler, _OneLine) for handler in ours.handlers):
         ours.addHandler(_OneLine())

@@ -10,12 +10,16 @@ import typer
 
 from specdec_fast.extras import require
 
-_MODELS, _RUN, SAMPLING = "Models", "Run", "Sampling"
+_MODELS, _RUN, SAMPLING, LENGTH, OUTPUT = "Models", "Run", "Sampling", "Length", "Output"
 
 Model = Annotated[
     str,
     typer.Option(
-        "--model", "--target", "-m", help="Target model: a bundled name, a folder or a hub id.", rich_help_panel=_MODELS
+        "--model",
+        "--target",
+        "-m",
+        help="Target model: a bundled name, a folder, a .gguf file, a hub id, or owner/name:file.gguf.",
+        rich_help_panel=_MODELS,
     ),
 ]
 DraftModel = Annotated[
@@ -23,9 +27,23 @@ DraftModel = Annotated[
     typer.Option(
         "--draft",
         "-d",
-        help="Draft model: a bundled name, a folder or a hub id (default: demo-draft for the bundled target).",
+        help="Draft model, in the same form (default: demo-draft for the bundled target).",
         rich_help_panel=_MODELS,
     ),
+]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter", help="PEFT adapter to merge into the target: a folder or a hub id.", rich_help_panel=_MODELS
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option("--revision", help="Branch, tag or commit of the target on the hub.", rich_help_panel=_MODELS),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run Python code that comes with checkpoints.", rich_help_panel=_MODELS),
 ]
 DrafterName = Annotated[
     str | None,
@@ -71,6 +89,14 @@ Dtype = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="Device: cpu, cuda or cuda:N.", rich_help_panel=_RUN)]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        help="Devices of the target's layers, in place of --device: auto, a device, or a JSON object by module.",
+        rich_help_panel=_RUN,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", "-t", help="Number of CPU threads (default: PyTorch's).", rich_help_panel=_RUN),
@@ -95,10 +121,61 @@ Weights = Annotated[
     ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="Print exactly one JSON object to standard output.", rich_help_panel="Output")
+    bool, typer.Option("--json", help="Print exactly one JSON object to standard output.", rich_help_panel=OUTPUT)
 ]
 Temperature = Annotated[
     float, typer.Option("--temperature", "-T", help="Sampling temperature; 0 is greedy.", rich_help_panel=SAMPLING)
+]
+OptionalTemperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        "-T",
+        help="Sampling temperature; 0 is greedy (default: 1, or 0 with --rule greedy).",
+        rich_help_panel=SAMPLING,
+    ),
+]
+MinNewTokens = Annotated[
+    int,
+    typer.Option(
+        "--min-new-tokens",
+        help="Minimum number of tokens before an end-of-text token or --stop ends the text.",
+        rich_help_panel=LENGTH,
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop", help="Stop before this text appears; may be repeated. \\n is a newline.", rich_help_panel=LENGTH
+    ),
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Continue after an end-of-text token.", rich_help_panel=LENGTH)
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length",
+        help="Maximum length of prompt plus new tokens (default: the model's context, at most 4096).",
+        rich_help_panel=LENGTH,
+    ),
+]
+Color = Annotated[
+    bool,
+    typer.Option(
+        "--color",
+        help="Colour tokens by origin: accepted, recovered or bonus. Needs a terminal.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+SamplingDefaults = Annotated[
+    str | None,
+    typer.Option(
+        "--sampling",
+        help="Sampling parameters without an option of their own: model (those that its generation_config.json sets) "
+        "or neutral (default: neutral, with a note if the model sets any).",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 TopK = Annotated[
     int, typer.Option("--top-k", help="Keep the k most likely tokens; 0 keeps all.", rich_help_panel=SAMPLING)
@@ -178,7 +255,7 @@ Logprobs = Annotated[
         metavar="N",
         help="Report log-probabilities of the tokens and of N alternatives, after all sampling "
         "parameters, in the JSON or on standard error.",
-        rich_help_panel="Output",
+        rich_help_panel=OUTPUT,
     ),
 ]
 
@@ -205,6 +282,28 @@ def read_drafter_options(entries: list[str] | None) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
+
+
+def read_device_map(value: str | None) -> Any:
+    """Parses --device-map.
+
+    Args:
+        value: A name, or a JSON object.
+
+    Returns:
+        The device map, as transformers takes it.
+
+    Raises:
+        ValueError: If it is no device map.
+    """
+    if value is None or not value.lstrip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(
+            f"--device-map: got {value!r}; expected auto, a device, or a JSON object of devices by module: {error}"
+        ) from None
 
 
 def read_bias(entries: list[str] | None) -> dict[int, float]:

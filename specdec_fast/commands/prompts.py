@@ -21,12 +21,21 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A prompt with its location for messages, its id, and the sampling parameters that it sets."""
+    """A prompt with its location for errors, its id, and the sampling parameters that it sets.
+
+    Attributes:
+        prompt: The prompt; of a conversation, its last message if that is text.
+        where: Location in errors.
+        id: Its id, or None.
+        settings: Sampling parameters that it sets.
+        messages: The messages of a conversation, not checked yet; None for a prompt without a chat template.
+    """
 
     prompt: Prompt
     where: str
     id: Any = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    messages: Any = None
 
     def params(self, flags: SamplingParams, at: int) -> SamplingParams:
         """Merges the prompt's own parameters with those of the flags.
@@ -73,6 +82,8 @@ def read_prompts(argument: str | None, file: str | None, lines: bool) -> list[Pr
     """
     entries = read_entries(argument, file, lines)
     for entry in entries:
+        if entry.messages is not None:
+            raise ValueError(f"{entry.where}: got messages; expected a prompt; this command applies no chat template")
         if not entry.prompt:
             raise ValueError(f"{entry.where}: {_EMPTY_TEXT if entry.prompt == '' else _NO_TOKENS}")
         for name in entry.settings:
@@ -120,6 +131,33 @@ def read_entries(argument: str | None, file: str | None, lines: bool) -> list[En
     return _split(text, f"--file {file}", path.suffix, lines)
 
 
+def as_conversations(entries: list[Entry], system: str | None) -> list[Entry]:
+    """Makes every prompt the question of a conversation.
+
+    Args:
+        entries: Prompts and conversations.
+        system: System message of all that have none, or None.
+
+    Returns:
+        Conversations.
+
+    Raises:
+        ValueError: If a prompt is a list of token ids.
+    """
+    return [replace(entry, messages=_messages(entry, system)) for entry in entries]
+
+
+def _messages(entry: Entry, system: str | None) -> Any:
+    if entry.messages is None and not isinstance(entry.prompt, str):
+        raise ValueError(f"{entry.where}: got token ids with --chat; expected text; drop --chat, or pass the text")
+    messages = [{"role": "user", "content": entry.prompt}] if entry.messages is None else entry.messages
+    if system is None or not isinstance(messages, list):
+        return messages
+    first = messages[0] if messages else None
+    has_system = isinstance(first, dict) and first.get("role") in ("system", "developer")
+    return messages if has_system else [{"role": "system", "content": system}, *messages]
+
+
 def _typed() -> str:
     """Reads all of standard input."""
     binary = getattr(sys.stdin, "buffer", None)
@@ -163,24 +201,42 @@ def _parse(text: str, where: str) -> Any:
         why = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ValueError(
             f"{where}: got text that is not JSON ({why}); expected text in double quotes, a list of token "
-            "ids, or an object with a prompt; --lines takes plain text"
+            "ids, or an object with a prompt or messages; --lines takes plain text"
         ) from None
 
 
 def _entry(given: Any, where: str, *, alone: bool) -> Entry:
     """Parses one prompt; an empty one is refused here only if it is `alone`."""
+    if isinstance(given, dict) and "messages" in given:
+        return _conversation(given, where)
     prompt: Any = given.get("prompt") if isinstance(given, dict) else given
     if alone and prompt in ("", []):
         raise ValueError(f"{where}: {_EMPTY_TEXT if prompt == '' else _NO_TOKENS}")
     is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
     if not isinstance(prompt, str) and not is_ids:
         raise ValueError(
-            f"{where}: got {given!r:.80}; expected a text, a list of token ids, or an object with a prompt"
+            f"{where}: got {given!r:.80}; expected a text, a list of token ids, or an object with a prompt or messages"
         )
     if not isinstance(given, dict):
         return Entry(prompt, where)
-    settings = {name: value for name, value in given.items() if name not in ("prompt", "id")}
-    return Entry(prompt, where, given.get("id"), _checked(settings, where) if settings else {})
+    return Entry(prompt, where, given.get("id"), _settings(given, where))
+
+
+def _conversation(given: dict[str, Any], where: str) -> Entry:
+    """Parses a conversation; the engine checks its messages."""
+    if "prompt" in given:
+        raise ValueError(f"{where}: got a prompt and messages; expected one of them; drop the other")
+    messages = given["messages"]
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    text = last.get("content") if isinstance(last, dict) else None
+    prompt = text if isinstance(text, str) else ""
+    return Entry(prompt, where, given.get("id"), _settings(given, where), messages)
+
+
+def _settings(given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Returns the sampling parameters of an object."""
+    found = {name: value for name, value in given.items() if name not in ("prompt", "messages", "id")}
+    return _checked(found, where) if found else {}
 
 
 def _checked(settings: dict[str, Any], where: str) -> dict[str, Any]:
@@ -191,8 +247,10 @@ def _checked(settings: dict[str, Any], where: str) -> dict[str, Any]:
     known = [each.name for each in fields(SamplingParams) if each.name != "grammar"]
     unknown = next((name for name in settings if name not in known), None)
     if unknown is not None:
-        words = argument_hint(unknown, "SamplingParams", ["prompt", "id", *known]) or "; rename it, or drop it"
-        expected = f"prompt, id, or a sampling parameter ({', '.join(known)})"
+        words = (
+            argument_hint(unknown, "SamplingParams", ["prompt", "messages", "id", *known]) or "; rename it, or drop it"
+        )
+        expected = f"prompt, messages, id, or a sampling parameter ({', '.join(known)})"
         raise ValueError(f"{where}: got the key {unknown!r}; expected {expected}{words}")
 
     def with_ids(value: Any) -> Any:

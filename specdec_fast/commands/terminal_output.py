@@ -76,10 +76,11 @@ class Painter:
     """
 
     def __init__(self, handle: Handle, tokenizer: Any, *, by_origin: bool = True) -> None:
-        from specdec_fast.engine.stop_conditions import TextStream
+        from specdec_fast.engine.text_stream import TextStream
 
         self._handle, self._by_origin = handle, by_origin
-        self._stream = TextStream(tokenizer, handle.prompt) if tokenizer is not None else None
+        skips = handle.params.skip_special_tokens
+        self._stream = TextStream(tokenizer, handle.prompt, skips) if tokenizer is not None else None
         self._seen = 0  # tokens that were read
         self._shown = 0  # characters that were returned
         self._length = 0  # characters of the tokens that were read
@@ -124,6 +125,22 @@ def paint(pieces: Iterable[tuple[str, str]]) -> Text:
     for piece, origin in pieces:
         text.append(harmless(piece), STYLES[origin])
     return text
+
+
+def write_pieces(console: Console, pieces: Sequence[tuple[str, str]], *, color: bool) -> None:
+    """Writes pieces of text at once, as `Painter.fresh` returns them.
+
+    Args:
+        console: The output. Control characters are only replaced in a terminal.
+        pieces: Text and origin of each piece.
+        color: Whether to colour them by origin.
+    """
+    if color:
+        console.print(paint(pieces), end="", soft_wrap=True)
+    else:
+        text = "".join(piece for piece, _ in pieces)
+        console.file.write(harmless(text) if console.is_terminal else text)
+    console.file.flush()
 
 
 def legend() -> Text:

@@ -48,6 +48,7 @@ FOREIGN_ARGUMENTS = {
         "input_ids": "prompts",
         "inputs": "prompts",
     },
+    "Engine.encode_chat": {"conversation": "messages", "chat_template_kwargs": "template_options"},
     "load": {
         "model": "target",
         "draft_model": "draft",
@@ -62,7 +63,20 @@ FOREIGN_ARGUMENTS = {
         "block_size": "page_size",
         "enforce_eager": "pass step_mode='sync' to load",
         "torch_dtype": "dtype",
-        "device_map": "device",
+        "gguf_file": "name the .gguf file as the target",
+        "attn_implementation": "leave it out: the engine has an attention of its own",
+        "quantization": "pass model_options={'quantization_config': ...} to load",
+        "quantization_config": "pass model_options={'quantization_config': ...} to load",
+        "load_in_8bit": "pass model_options={'quantization_config': ...} to load",
+        "load_in_4bit": "pass model_options={'quantization_config': ...} to load",
+        "token": "pass model_options={'token': ...} to load",
+        "subfolder": "pass model_options={'subfolder': ...} to load",
+        "cache_dir": "pass model_options={'cache_dir': ...} to load",
+        "local_files_only": "pass model_options={'local_files_only': True} to load",
+        "model_kwargs": "model_options",
+        "peft_model_id": "adapter",
+        "lora_path": "adapter",
+        "enable_lora": "pass adapter, a folder or hub id, to load",
     },
 }
 """Where an argument belongs here -> argument of vLLM or transformers -> what takes its place."""
@@ -72,7 +86,6 @@ FOREIGN_ATTRIBUTES = {
     "abort_request": "cancel",
     "has_unfinished_requests": "idle, which is true when no request is left",
     "get_num_unfinished_requests": "num_running and num_queued",
-    "chat": "generate, for prompts that already carry the chat template",
 }
 """Attribute of vLLM's engines -> what takes its place on `Engine`."""
 
@@ -115,6 +128,8 @@ def argument_hint(name: str, place: str, known: Iterable[str]) -> str:
 
 def _better(error: TypeError, place: str, signature: inspect.Signature, given: Iterable[str], params: Any) -> TypeError:
     """The error with a hint for the first argument that does not exist; the error itself where all do."""
+    if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        return error  # the method that takes these arguments has explained it
     known = [name for name in signature.parameters if name != "self"]
     unknown = next((name for name in given if name not in known), None)
     if unknown is None:
@@ -125,11 +140,12 @@ def _better(error: TypeError, place: str, signature: inspect.Signature, given: I
     return TypeError(f"{place}() got an unexpected keyword argument {unknown!r}{words}")
 
 
-def explain_arguments(params: type | None = None) -> Callable[[_Called], _Called]:
+def explain_arguments(params: type | None = None, place: str | None = None) -> Callable[[_Called], _Called]:
     """Decorates a function: an unexpected keyword argument raises a TypeError that says what to pass instead.
 
     Args:
         params: Class of the function's argument `params`; its own arguments are hinted at too.
+        place: The callable, as a user writes it. None: its qualified name.
 
     Returns:
         The decorator.
@@ -141,12 +157,12 @@ def explain_arguments(params: type | None = None) -> Callable[[_Called], _Called
             try:
                 return call(*args, **kwargs)
             except TypeError as error:
-                better = _better(error, place, inspect.signature(call), kwargs, params)
+                better = _better(error, name, inspect.signature(call), kwargs, params)
                 if better is error:
                     raise
                 raise better from None
 
-        place = call.__qualname__.removesuffix(".__init__")
+        name = place or call.__qualname__
         return explained  # type: ignore[return-value]
 
     return decorate
@@ -173,7 +189,9 @@ def explain_names(
 
     def decorate(cls: type[_Object]) -> type[_Object]:
         for method in ("__init__", *methods):
-            setattr(cls, method, explain_arguments(params if method in methods else None)(getattr(cls, method)))
+            place = cls.__name__ if method == "__init__" else f"{cls.__name__}.{method}"
+            explain = explain_arguments(params if method in methods else None, place)
+            setattr(cls, method, explain(getattr(cls, method)))
         if attributes:
             cls.__getattr__ = explained  # type: ignore[attr-defined]
         return cls

@@ -44,7 +44,7 @@ def layer_acceptance(model: Any, target: Any, tokens: Sequence[int]) -> dict[tup
     if len(text) < MIN_TOKENS:
         raise ValueError(f"layers: got a text of {len(text)} tokens; expected at least {MIN_TOKENS} to compare layers")
     shifts = [[int(index) + shift for index in numbers] for shift in (0, -1, 1)]
-    choices = [tuple(ids) for ids in shifts if min(ids) >= 0 and max(ids) < target.num_layers]
+    choices = [tuple(ids) for ids in shifts if min(ids) >= 0 and max(ids) <= target.num_layers]
     shape = chain_layout((0,), (len(text),), target.device)
     fed = torch.tensor(text, dtype=torch.int64).to(target.device)
     names = sorted({f"entering:{index}" for ids in choices for index in ids})

@@ -15,6 +15,8 @@ from specdec_fast.core.chain_layout import ChainLayout, chain_layout
 from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.draft_runners.cross_vocab import CrossVocab, GrowingText
 from specdec_fast.draft_runners.row_limit import check_row_limit
+from specdec_fast.draft_runners.shared_prefixes import SharedPrefixes
+from specdec_fast.interfaces import StateView
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 
 
@@ -36,11 +38,13 @@ class DraftChainRunner:
         self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: stored committed tokens, stored drafted tokens
         self._fed: dict[int, list[int]] = {}  # per row, with a translation: stored tokens of the draft
         self._texts: dict[int, GrowingText] = {}  # per row, with a translation: its text in the draft's tokens
+        self._prefixes = SharedPrefixes(model, self._embeddable)
 
-    def begin(self, rows: Sequence[int]) -> None:
+    def begin(self, view: StateView, rows: Sequence[int]) -> None:
         """Adds rows, with nothing stored.
 
         Args:
+            view: Committed data.
             rows: Rows of the engine.
 
         Raises:
@@ -51,6 +55,8 @@ class DraftChainRunner:
             self._stored[row], self._fed[row] = (0, []), []
             if self._translation is not None:
                 self._texts[row] = GrowingText(self._translation)
+        if self._translation is None:
+            self._prefixes.begin(view, rows)
 
     def release(self, rows: Sequence[int]) -> None:
         """Removes rows and gives back their pages. Unknown rows are ignored."""
@@ -58,6 +64,7 @@ class DraftChainRunner:
         for row in rows:
             self._fed.pop(row, None)
             self._texts.pop(row, None)
+            self._prefixes.release(row)
 
     def reserve(self, row: int, length: int) -> bool:
         """Reserves pages for `length` tokens of a row; returns whether they are available."""
@@ -88,6 +95,7 @@ class DraftChainRunner:
         Returns:
             The layout of the tokens, and the tokens int64 [M]. At least the root of every row is among them.
         """
+        self._prefixes.store(rows, texts, self._note_stored)
         kept: list[int] = []
         fed: list[int] = []
         counts: list[int] = []
@@ -102,8 +110,7 @@ class DraftChainRunner:
             start = min(start, len(text) - 1)  # the root is always fed, since its logits are required
             self._stored[row] = start, []  # holds even if the pass that follows is interrupted
             kept.append(start)
-            # the target's padding ids may exceed the draft's embedding; a substitute costs acceptance only
-            fed.extend(token if token < self.model.vocab_size else 0 for token in text[start:])
+            fed.extend(self._embeddable(text[start:]))
             counts.append(len(text) - start)
         device = self.model.device
         self.model.cache.rollback(rows, kept)
@@ -113,8 +120,17 @@ class DraftChainRunner:
         """Notes that the committed texts of rows are stored."""
         for row, text in zip(rows, texts):
             self._stored[row] = (len(text), [])
+            self._prefixes.name_pages(row, text)
             if self._translation is not None:
                 self._fed[row] = list(text)
+
+    def _note_stored(self, row: int, count: int) -> None:
+        """Notes that the first `count` tokens of a row are stored."""
+        self._stored[row] = count, []
+
+    def _embeddable(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens that the draft can embed. A substitute for others, padding of the target, costs acceptance only."""
+        return [token if token < self.model.vocab_size else 0 for token in tokens]
 
     def mark_drafted(self, row: int, text: Sequence[int], drafted: Sequence[int]) -> None:
         """Notes that drafted tokens are stored behind a row's text: all but the last, which was not fed."""

@@ -17,6 +17,7 @@ from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, table_to_device
 from specdec_fast.core.draft import Draft
 from specdec_fast.draft_runners.row_limit import check_row_limit
+from specdec_fast.draft_runners.shared_prefixes import SharedPrefixes
 from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
 from specdec_fast.trees.logits_source import Staged
 
@@ -44,6 +45,7 @@ class DraftTreeRunner:
         self._stored: dict[int, tuple[int, Staged | None]] = {}
         self._scored: dict[int, int] = {}  # per row: upper bound of the nodes in the last pass
         self._uncertain: set[int] = set()  # rows whose cache may hold more than that
+        self._prefixes = SharedPrefixes(model, self._replace_unknown)
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         """Adds rows, with nothing stored. Raises ValueError if the draft model has fewer rows than the engine."""
@@ -51,6 +53,7 @@ class DraftTreeRunner:
         for row in rows:
             self._stored[row], self._scored[row] = (0, None), 0
         self._uncertain.update(rows)
+        self._prefixes.begin(view, rows)
 
     def reserve(self, row: int, tokens: int, length: int) -> bool:
         """Reserves pages for `length` tokens of a row; returns whether they are available."""
@@ -62,10 +65,13 @@ class DraftTreeRunner:
     def release(self, rows: Sequence[int]) -> None:
         """Removes rows and gives back their pages."""
         self.model.cache.release([row for row in rows if self._stored.pop(row, None) is not None])
+        for row in rows:
+            self._prefixes.release(row)
 
     def catch_up(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
         """Keeps accepted nodes of staged trees, drops the others, and feeds new tokens, all but the root."""
         device, cache = self.model.device, self.model.cache
+        self._prefixes.store(rows, texts, self._note_stored)
         uncertain = [row for row in rows if row in self._uncertain]  # a pass over these failed, or there was none yet
         if uncertain:
             cache.rollback(uncertain, [self._stored[row][0] for row in uncertain])
@@ -103,6 +109,8 @@ class DraftTreeRunner:
             for row, part in new:
                 self._stored[row] = (self._stored[row][0] + len(part), None)
         self._uncertain.difference_update(rows)
+        for row, text in zip(rows, texts):
+            self._prefixes.name_pages(row, text)
 
     def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
         """Runs one pass over whole trees, which replace the trees staged before; returns logits [M, V]."""
@@ -125,6 +133,10 @@ class DraftTreeRunner:
         for row, (tokens, parents) in trees:
             count = self._scored.get(row, 0)
             self._stored[row] = (self._stored[row][0], Staged(tokens[:count], parents[:count]))
+
+    def _note_stored(self, row: int, count: int) -> None:
+        """Notes that the first `count` tokens of a row are stored."""
+        self._stored[row] = count, None
 
     def _replace_unknown(self, tokens: Sequence[int]) -> list[int]:
         """Tokens that the draft can embed. A substitute for others costs acceptance only."""

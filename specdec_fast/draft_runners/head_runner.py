@@ -21,6 +21,7 @@ from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Slots, StateView, TargetOutput
 from specdec_fast.targets import attention
+from specdec_fast.targets.output_scaling import check_projection
 
 
 class PagedHead:
@@ -36,9 +37,13 @@ class PagedHead:
         vocab_size: V of the target.
         token_ids: Target ids of the columns of the logits, int64 [Vd]; None for all.
         cache: Keys and values of the head.
+
+    Raises:
+        ValueError: If the head needs the target's projection and the target has no usable one.
     """
 
     def __init__(self, head: Any, target: Any, *, page_size: int = 16) -> None:
+        check_projection(head, target)
         attention.register()
         device = target.device
         self.head = head.to(device=device, dtype=target.dtype).eval()
@@ -93,7 +98,8 @@ class PagedHead:
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits [N, columns] of predicted features [N, hidden]."""
         found: Tensor = self.head.read(hidden, self.target.lm_head)
-        return found
+        padded = self.token_ids is None and found.shape[-1] > self.vocab_size
+        return found[..., : self.vocab_size] if padded else found
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -151,20 +157,50 @@ class HeadRunner:
         self._last: list[int] = []  # rows of the last pass
         self._offsets: Tensor | None = None  # first node of each of these rows in the last pass
         self._at_roots = False  # whether the last pass was that of `catch_up`
+        self._root_rows: list[int] = []  # rows of the last `catch_up`, and predicted features of their roots
+        self._root_features: Tensor | None = None
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         """Adds rows, with the hidden states of all their tokens but the roots."""
         counts = [view.length(row) - 1 for row in rows]
-        known = prompt_output is not None and all(
-            name in prompt_output.aux_hidden_states for name in self.model.aux_hidden_states
-        )
-        if not known or prompt_output is None:
+        if prompt_output is not None:
+            self._require_states(prompt_output)
+        else:
             for row in rows:
                 self._rows[row] = _Row(torch.empty(0, 0, device=self.device))
             return
         features = self.model.features(prompt_output.aux_hidden_states)
         for row, part in zip(rows, features.split(counts)):
             self._rows[row] = _Row(part.clone())
+
+    def _require_states(self, output: TargetOutput) -> None:
+        """Raises ValueError if hidden states that the head reads are missing."""
+        missing = [name for name in self.model.aux_hidden_states if name not in output.aux_hidden_states]
+        if missing:
+            raise ValueError(
+                f"{self._name} head: got no hidden state {', '.join(missing)} from the target; expected all that the "
+                f"head reads: {', '.join(self.model.aux_hidden_states)}; its layers may not be those that run"
+            )
+
+    def require_finite(self, rows: Sequence[int]) -> None:
+        """Checks that the head's logits at the roots of rows are finite.
+
+        Args:
+            rows: Rows that got no draft. Those that the last `catch_up` left out are ignored.
+
+        Raises:
+            ValueError: If they are not.
+        """
+        at = [self._root_rows.index(row) for row in rows if row in self._root_rows]
+        if not at or self._root_features is None:
+            return
+        logits = self.model.logits(self._root_features[host_to_device(at, torch.int64, self.device)])
+        valid = (logits < float("inf")).all(1) & (logits > float("-inf")).any(1)  # NaN is neither
+        if not bool(valid.all()):
+            raise ValueError(
+                f"{self._name} head: got logits that are not finite, in {str(logits.dtype).removeprefix('torch.')}; "
+                "expected numbers; load the target in bfloat16 or float32 if the head overflows, or take another head"
+            )
 
     def reserve(self, row: int, tokens: int, length: int) -> bool:
         """Reserves pages for `length` tokens; False also if features of tokens before the newest are missing."""
@@ -188,7 +224,8 @@ class HeadRunner:
             own.stored = start
         shape = chain_layout(tuple(rows), tuple(counts), self.device)
         cache = self.model.cache
-        cache.rollback(rows, [self._rows[row].stored for row in rows])
+        # the root's place of the last pass was dropped, and a tree has stored it again
+        cache.set_lengths(rows, [self._rows[row].stored for row in rows])
         tokens = host_to_device(fed, torch.int64, self.device)
         hidden = self.model.extend(shape.rows, tokens, torch.cat(parts), shape.offsets)
         cache.rollback(rows, [len(text) - 2 for text in texts])
@@ -199,6 +236,7 @@ class HeadRunner:
         each = chain_layout(tuple(rows), (1,) * len(rows), self.device)
         self._set_last_pass(hidden[shape.last], list(rows), each.offsets)
         self._at_roots = True
+        self._root_rows, self._root_features = self._last, self._hidden
 
     def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
         """Runs one pass over whole trees, which grow at their ends; returns predicted features [M, hidden]."""
@@ -225,8 +263,7 @@ class HeadRunner:
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         """Stores the true features of accepted tokens."""
-        if any(name not in output.aux_hidden_states for name in self.model.aux_hidden_states):
-            return
+        self._require_states(output)
         counts, width = [accepted + 1 for accepted in acceptance.read_num_accepted()], acceptance.path.shape[1]
         places = [row * width + node for row, count in enumerate(counts) for node in range(count)]
         at = acceptance.path.flatten()[host_to_device(places, torch.int64, self.device)].long()

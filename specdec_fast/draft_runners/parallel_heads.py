@@ -28,6 +28,7 @@ from specdec_fast.interfaces import (
     TargetOutput,
 )
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
+from specdec_fast.targets.output_scaling import check_projection
 from specdec_fast.trees.static_shape import Shape
 from specdec_kernels import TreePlan, tree_expand, tree_plan
 
@@ -79,7 +80,7 @@ class ParallelHeadsDrafter:
         pick: "coupled" orders tokens by the replay noise of the target, "greedy" by the logits alone.
 
     Raises:
-        ValueError: If an option is out of range.
+        ValueError: If an option is out of range, or if the heads need the target's projection and it has no usable one.
     """
 
     name = "ahead"
@@ -91,6 +92,7 @@ class ParallelHeadsDrafter:
         check_pick(self.name, pick, DETERMINISTIC_PICKS)
         if num_draft_tokens is not None and num_draft_tokens < 1:
             raise ValueError(f"{self.name} num_draft_tokens: got {num_draft_tokens}; expected at least 1")
+        check_projection(heads, target)
         self.heads, self.pick = heads, pick
         self._target = target
         self._project: Callable[[Tensor], Tensor] | None = getattr(target, "lm_head", None)
@@ -100,10 +102,12 @@ class ParallelHeadsDrafter:
         most = len(self._parents) - 1
         self.num_draft_tokens = min(most, num_draft_tokens or most)
         self._states: dict[int, tuple[int, Tensor]] = {}  # row -> (length of its text, hidden state before its root)
+        self._checked: set[int] = set()  # rows whose logits have been found finite
         self._layout = lru_cache(maxsize=256)(self._build_layout)
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         """Keeps the hidden state before the root of every row."""
+        self._checked.difference_update(rows)
         if prompt_output is None:
             return
         states, end = prompt_output.aux_hidden_states[AUX_HIDDEN_STATE], 0
@@ -128,6 +132,8 @@ class ParallelHeadsDrafter:
         best = self.pick_tokens(
             states, view.sampling([rows[at] for at in active]), select_entries(rng.positions, active)
         )
+        self._require_finite(best, [rows[at] for at in active])
+        best = best.clamp(min=0)
         layout = self._layout(tuple(counts), best.shape[2], view.device, current_stream_id(view.device))
         tokens = best.flatten()[layout.source]
         tokens[layout.roots] = host_to_device(roots, torch.int64, view.device)
@@ -156,7 +162,7 @@ class ParallelHeadsDrafter:
             positions: Positions of the roots, int32 [N].
 
         Returns:
-            Tokens, best first, int64 [depths, N, ranks].
+            Tokens, best first, int64 [depths, N, ranks]. All ranks are -1 where the logits are NaN.
         """
         logits = self.heads(states, self._project)[: max(self._depth)]
         depths, count = logits.shape[0], len(states)
@@ -175,7 +181,18 @@ class ParallelHeadsDrafter:
         nothing = torch.zeros_like(inv_t)
         width = max(self._rank) + 1
         tokens, _, _ = tree_expand(logits, inv_t, cut, tie, bounds, nothing, width=width, keep=1, **noise)
-        return tokens.long().clamp(min=0).reshape(depths, count, width)  # -1 where logits are NaN
+        return tokens.long().reshape(depths, count, width)
+
+    def _require_finite(self, best: Tensor, rows: Sequence[int]) -> None:
+        """Raises ValueError if a head's logits are not finite. They are read at the first proposal of a row only."""
+        if self._checked.issuperset(rows):
+            return
+        if bool((best[:, :, 0] < 0).any()):
+            raise ValueError(
+                f"{self.name} heads: got logits that are not finite; expected numbers; load the target in bfloat16 or "
+                "float32 if the heads overflow, or take other heads"
+            )
+        self._checked.update(rows)
 
     def _build_layout(self, counts: tuple[int, ...], width: int, device: torch.device, stream: int) -> _TreeLayout:
         """Builds the layout of a batch with `counts` nodes per row."""
@@ -214,6 +231,7 @@ class ParallelHeadsDrafter:
         """Removes the states of rows."""
         for row in rows:
             self._states.pop(row, None)
+        self._checked.difference_update(rows)
 
     def cuda_graph_proposals(self, max_rows: int) -> CudaGraphParallelHeads:
         """Returns the proposals for CUDA-graph steps of an engine with `max_rows` rows."""
@@ -257,10 +275,10 @@ class CudaGraphParallelHeads:
         drafter, index = self._drafter, batch.rows.long()
         best = drafter.pick_tokens(self._states[index], batch.sampling, batch.lengths - 1)
         nodes = min(batch.num_draft_tokens, len(drafter._parents) - 1)
-        tokens = best[self._depth[:nodes].long() - 1, :, self._rank[:nodes].long()].T
+        tokens = best[self._depth[:nodes].long() - 1, :, self._rank[:nodes].long()].T.clamp(min=0)
         chain = drafter.needs.topology == "chain"
         parents = None if chain else self._parents[:nodes].expand(len(index), nodes)
-        ready = self._lengths[index] == batch.lengths
+        ready = (self._lengths[index] == batch.lengths) & (best[:, :, 0] >= 0).all(0)  # no draft from NaN
         counts = torch.where(ready, batch.drafts.clamp(max=nodes), 0)
         return CudaGraphTrees(tokens, parents, counts, max(drafter._depth[: nodes + 1]))
 

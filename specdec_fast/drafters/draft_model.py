@@ -123,7 +123,7 @@ class DraftModelDrafter:
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         """Starts the draft model's cache rows and the rows' moving thresholds."""
-        self._runner.begin(rows)
+        self._runner.begin(view, rows)
         for row in rows:
             if self.entropy_goal:
                 self._thresholds[row] = MovingThreshold(self.entropy_stop, self.entropy_goal)

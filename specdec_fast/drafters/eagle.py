@@ -31,6 +31,8 @@ class EagleDrafter(HeadTrees):
         depth: Levels of a dynamic tree. 0: the static tree `shape` (EAGLE-1).
         width: Nodes that grow per level of a dynamic tree, and children considered for each of them.
         shape: Static tree: a list of parents, or a file of `specdec tune tree`. None: the published tree.
+        own_tables: Whether the head drafts with an embedding and a projection of its own where its checkpoint has some
+            that differ from the target's. False helps if these were never trained.
 
     Raises:
         ValueError: If the head cannot be loaded or belongs to another target, or if an option is out of range.
@@ -51,11 +53,12 @@ class EagleDrafter(HeadTrees):
         depth: int = 5,
         width: int = 8,
         shape: str | Path | Sequence[int] | None = None,
+        own_tables: bool = True,
     ) -> None:
         if head is None:
             head = bundled_head(target, self.name)
         if isinstance(head, (str, Path)):
-            head = PagedHead(load_eagle(head, target), target)
+            head = PagedHead(load_eagle(head, target, own_tables), target)
         super().__init__(head, how=how, num_draft_tokens=num_draft_tokens, depth=depth, width=width, shape=shape)
 
     @staticmethod

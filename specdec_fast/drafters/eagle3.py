@@ -1,4 +1,4 @@
-"""EAGLE-3: a head reads three hidden states of the target and drafts a dynamic tree level by level.
+"""EAGLE-3: a head reads hidden states of the target, usually three, and drafts a dynamic tree level by level.
 
 The tree is the one of EAGLE-2. Draft tokens come from the head's own vocabulary. The head is in
 specdec_fast/heads/eagle3.py. Tests: tests/drafters/test_eagle.py and the contract suite.
@@ -37,6 +37,8 @@ class Eagle3Drafter(HeadTrees):
         layers: Layers of the target whose inputs the head reads, in place of those that the checkpoint names. "auto"
             tries these, one layer earlier and one later, and keeps those with the best acceptance on `text`.
         text: Text for `layers="auto"`, as token ids. `from_parts` also accepts a string, and has a default.
+        own_tables: Whether the head drafts with an embedding and a projection of its own where its checkpoint has some
+            that differ from the target's. False helps if these were never trained.
 
     Raises:
         ValueError: If the head cannot be loaded or belongs to another target, or if an option is out of range.
@@ -59,6 +61,7 @@ class Eagle3Drafter(HeadTrees):
         shape: str | Path | Sequence[int] | None = None,
         layers: Sequence[int] | str | None = None,
         text: Any = None,
+        own_tables: bool = True,
     ) -> None:
         if isinstance(layers, str) and (layers != "auto" or text is None or isinstance(text, str)):
             raise ValueError(
@@ -69,7 +72,7 @@ class Eagle3Drafter(HeadTrees):
             head = bundled_head(target, self.name)
         if isinstance(head, (str, Path)):
             listed = None if isinstance(layers, str) else layers
-            head = PagedHead(load_eagle3(head, target, layers=listed), target)
+            head = PagedHead(load_eagle3(head, target, listed, own_tables), target)
         if layers == "auto":
             rates = choose_layers(head, target, text)
             log.info("eagle3 reads %s; acceptance by layers: %s", ", ".join(head.aux_hidden_states), rates)

@@ -102,6 +102,9 @@ class ForestDrafter:
             prompt_aux_hidden_states=tuple(
                 dict.fromkeys(aux_hidden_state for needs in each for aux_hidden_state in needs.prompt_aux_hidden_states)
             ),
+            all_prompt_states=any(
+                needs.all_prompt_states for needs in each if needs.aux_hidden_states or needs.prompt_aux_hidden_states
+            ),
             vocab_size=max((needs.vocab_size for needs in each if needs.vocab_size is not None), default=None),
             **{name: any(getattr(needs, name) for needs in each) for name in joint},
         )

@@ -77,9 +77,7 @@ class MedusaDrafter(ParallelHeadsDrafter):
             place = bundled_head(target, self.name) if head is None else head
             if shape is None and (Path(place) / TREE).is_file():
                 tree = read_shape(Path(place) / TREE)
-            head = load_medusa(
-                place, hidden_size=target.hidden_size, vocab_size=target.num_embeddings, num_heads=num_heads
-            )
+            head = load_medusa(place, target, num_heads)
             head = head.to(device=target.device, dtype=target.dtype)
         elif num_heads is not None:
             raise ValueError(

@@ -27,6 +27,8 @@ class MtpDrafter(HeadTrees):
         depth: Levels of a dynamic tree. 0: the static tree `shape`.
         width: Nodes that grow per level of a dynamic tree, and children considered for each of them.
         shape: Static tree: a list of parents, or a file of `specdec tune tree`. None: a chain.
+        own_tables: Whether the head drafts with an embedding and a projection of its own where its checkpoint has some
+            that differ from the target's. False helps if these were never trained.
 
     Raises:
         ValueError: If the head cannot be loaded or belongs to another target, or if the target has latent attention or
@@ -48,13 +50,14 @@ class MtpDrafter(HeadTrees):
         depth: int = 0,
         width: int = 8,
         shape: str | Path | Sequence[int] | None = None,
+        own_tables: bool = True,
     ) -> None:
         if head is None:
             head = getattr(target, "model_id", "")
             if not head:
                 raise ValueError("mtp head: got none; expected -o head=FOLDER (or a hub id), the target's checkpoint")
         if isinstance(head, (str, Path)):
-            head = PagedHead(load_mtp(head, target), target)
+            head = PagedHead(load_mtp(head, target, own_tables), target)
         if shape is None and not depth:
             shape = shape_of_widths((1,) * (3 if num_draft_tokens is None else max(num_draft_tokens, 1))).parents
         super().__init__(head, how=how, num_draft_tokens=num_draft_tokens, depth=depth, width=width, shape=shape)

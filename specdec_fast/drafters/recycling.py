@@ -46,6 +46,12 @@ class RecyclingDrafter:
         pick: "greedy" ranks paths by the stored distributions, "coupled" with the noise of rule `replay`. "sampled"
             means "greedy" here.
         shared: One table for all requests, kept when they end. Otherwise each request has its own.
+        learn_prompts: Learn the successors of prompt tokens as well. `from_parts` then computes the target's logits of
+            every distinct prompt token, which takes time with a large vocabulary.
+
+    Attributes:
+        confidence: Level of each row's last proposal: the expected accepted tokens in steps of 0.5, at most 4.
+        level_rates: Usual acceptance of the first token, by level.
 
     Raises:
         ValueError: If an option is out of range.
@@ -56,6 +62,7 @@ class RecyclingDrafter:
 
     name = "recycling"
     needs = Needs(topology="tree", prompt_aux_hidden_states=(_AUX_HIDDEN_STATE,), host_tokens=True, logits=True)
+    level_rates = (0.3, 0.4, 0.5, 0.6, 0.7)
 
     def __init__(
         self,
@@ -65,6 +72,7 @@ class RecyclingDrafter:
         min_probability: float = 0.05,
         pick: str = "greedy",
         shared: bool = False,
+        learn_prompts: bool = True,
     ) -> None:
         if num_draft_tokens < 1 or depth < 1 or top_k < 1:
             raise ValueError(
@@ -77,8 +85,12 @@ class RecyclingDrafter:
         check_pick("recycling", pick, DETERMINISTIC_PICKS)
         self.num_draft_tokens = num_draft_tokens
         self._top_k, self._depth, self._min_probability = top_k, depth, float(min_probability)
-        self.pick, self.shared = pick, shared
-        self.needs = replace(self.needs, prompt_aux_hidden_states=(), cross_request=shared)
+        self.pick, self.shared, self._learns_prompts = pick, shared, learn_prompts
+        self.confidence: list[int] = []
+        # the shared table has learnt from the earlier request with which a prompt shares tokens
+        self.needs = replace(
+            self.needs, prompt_aux_hidden_states=(), all_prompt_states=not shared, cross_request=shared
+        )
         self._lm_head: Callable[[Tensor], Tensor] | None = None
         self._new_table = structures().Successors
         self._shared_table = self._new_table()
@@ -93,8 +105,9 @@ class RecyclingDrafter:
     def from_parts(cls, parts: DrafterParts, **options: Any) -> RecyclingDrafter:
         """Builds a drafter that picks as the rule prefers, learns from prompts, and shares where that is exact."""
         made = cls(**{**cls.by_rule(parts.prefers), **options})
-        if hasattr(parts.target, "lm_head"):
-            made.read_prompts(parts.target.lm_head)
+        lm_head = getattr(parts.target, "lm_head", None)
+        if made._learns_prompts and lm_head is not None and getattr(parts.target, "why_no_lm_head", None) is None:
+            made.read_prompts(lm_head)
         return made
 
     def read_prompts(self, lm_head: Callable[[Tensor], Tensor]) -> None:
@@ -114,8 +127,8 @@ class RecyclingDrafter:
         if self._lm_head is None or prompt_output is None or _AUX_HIDDEN_STATE not in prompt_output.aux_hidden_states:
             return
         hidden, start = prompt_output.aux_hidden_states[_AUX_HIDDEN_STATE], 0
-        for row in rows:
-            prompt = view.tokens(row)[:-1]
+        for row, skipped in zip(rows, prompt_output.num_shared or (0,) * len(rows)):
+            prompt = view.tokens(row)[skipped:-1]
             newest = list({token: start + at for at, token in enumerate(prompt)}.items())
             start += len(prompt)
             for first in range(0, len(newest), _ROWS):
@@ -127,15 +140,16 @@ class RecyclingDrafter:
         """Grows trees from the tables of successors."""
         sampling = view.sampling(rows)
         dists = zip(*(each.tolist() for each in (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)))
-        trees = []
+        trees, self.confidence = [], []
         for row, limit, (temperature, *kept), noise in zip(
             rows, budget.nodes, dists, rng.replay_noise_keys(sampling, self.pick)
         ):
             root = view.tokens(row)[-1]
             how = (1 / temperature, *kept) if temperature else (_GREEDY_INV_T, 0, 1.0, 0.0)
-            tokens, parents, *_ = self.successors(row).grow(
+            tokens, parents, expected, _ = self.successors(row).grow(
                 root, self._depth, limit, self._min_probability, *how, noise
             )
+            self.confidence.append(min(int(2 * expected), len(self.level_rates) - 1))
             trees.append(([root, *tokens], [-1, *parents]))
         return Draft.trees(rows, trees, device=view.device)
 

@@ -67,6 +67,10 @@ class SuffixDrafter:
         max_tokens: Capacity of that memory, in tokens. The oldest texts are dropped first.
         store: File from which these texts are loaded and to which they are saved. Implies `shared`.
 
+    Attributes:
+        confidence: Level of each row's last proposal: the binary digits of the length of the match, at most 5.
+        level_rates: Usual acceptance of the first token, by level.
+
     Raises:
         ValueError: If an option is out of range, or if `store` cannot be read.
 
@@ -77,6 +81,7 @@ class SuffixDrafter:
 
     name = "suffix"
     needs = Needs(topology="tree", host_tokens=True)
+    level_rates = (0.2, 0.25, 0.4, 0.6, 0.8, 0.9)
 
     def __init__(
         self,
@@ -111,6 +116,7 @@ class SuffixDrafter:
         self.needs = replace(self.needs, cross_request=self.memory is not None)
         self._store, self._vocabulary = store, ""
         self._rows: dict[int, _Row] = {}
+        self.confidence: list[int] = []
         if store is not None:
             self._open_store(None)
 
@@ -150,22 +156,23 @@ class SuffixDrafter:
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         """Grows trees from the row's automaton or the shared texts, whichever promises more accepted tokens."""
-        trees = []
+        trees, self.confidence = [], []
         for row, limit, noise in zip(rows, budget.nodes, rng.replay_noise_keys(view.sampling(rows), self.pick)):
             own = self._rows[row]
             own.extend(view.tokens(row))
-            tokens, parents = self._tree(own, limit, noise) if limit > 0 else ([], [])
+            tokens, parents, match = self._tree(own, limit, noise) if limit > 0 else ([], [], 0)
+            self.confidence.append(min(match.bit_length(), len(self.level_rates) - 1))
             trees.append(([view.tokens(row)[-1], *tokens], [-1, *parents]))
         return Draft.trees(rows, trees, device=view.device)
 
-    def _tree(self, row: _Row, limit: int, noise: tuple[int, int] | None) -> tuple[list[int], list[int]]:
-        """Tokens and parents below the root, from the source that promises more accepted tokens."""
+    def _tree(self, row: _Row, limit: int, noise: tuple[int, int] | None) -> tuple[list[int], list[int], int]:
+        """Tokens and parents below the root from the source that promises more accepted tokens, and its match."""
         best = row.automaton.grow(limit, *self._how, noise)
         if self.memory is not None and len(self.memory):
             other = self.memory.grow(row.text[-_CONTEXT:], limit, _CONTEXT, *self._how, noise)
             if other[2] > best[2]:
                 best = other
-        return best[0], best[1]
+        return best[0], best[1], best[3]
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         """Adds the committed tokens to the rows' automata."""

@@ -14,6 +14,7 @@ from specdec_fast.adaptive.budget import BudgetPolicy
 from specdec_fast.adaptive.cost_model import DraftOutcome
 from specdec_fast.core.device_transfer import select_entries
 from specdec_fast.core.draft import Draft
+from specdec_fast.engine.empty_drafts import EmptyDrafts
 from specdec_fast.engine.request import Handle
 from specdec_fast.engine.sub_batch import select_aux_hidden_states, select_step_rows
 from specdec_fast.interfaces import (
@@ -77,6 +78,7 @@ class DrafterRunner:
         self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)
         self._running = running
         self._given_up: set[Handle] = set()
+        self._empty_drafts = EmptyDrafts(drafter)
         self._keyed_params: dict[Handle, SamplingParams] = {}
         self._batch_observe_failed = False  # the last batch failed in observe, and none of its rows alone
         self._logged: set[tuple[str, str, str]] = set()
@@ -170,8 +172,16 @@ class DrafterRunner:
         if draft is None:
             return Draft.chains(rows, [[root] for root in roots], device=view.device)
         whole = draft if draft.num_rows == len(rows) else draft.with_missing_rows(rows, roots)
+        for row, limit, count in zip(rows, limits, whole.counts):
+            if limit:
+                self.record_draft_size(self._running[row], count - 1)
         self._step_drafts = draft, whole
         return whole
+
+    def record_draft_size(self, handle: Handle, drafted: int) -> None:
+        """Counts the draft tokens of a step that might have had some. A drafter that never drafts has failed."""
+        if handle not in self._given_up and self._empty_drafts.is_fault(handle, drafted):
+            handle.stats.faults += 1
 
     def _budget_limits(self, rows: Sequence[int], most: list[int]) -> list[int]:
         """Draft nodes that the budget allows, at most `most`; all of `most` if the budget fails."""
@@ -297,6 +307,7 @@ class DrafterRunner:
             self.budget.release(rows)
         except Exception as error:
             self._budget_failed("release", error, "it continues with what it has")
+        self._empty_drafts.forget_finished()
         self._given_up = {handle for handle in self._given_up if not handle.finished}
         self._keyed_params = {handle: params for handle, params in self._keyed_params.items() if not handle.finished}
 
@@ -380,8 +391,7 @@ class DrafterRunner:
 
     def _log(self, verb: str, error: Exception, who: str, consequence: str) -> None:
         """Logs a failure, the first of its kind."""
-        kind = (who, verb, type(error).__name__)
-        if kind not in self._logged:
+        if (kind := (who, verb, type(error).__name__)) not in self._logged:
             self._logged.add(kind)
             log.error(
                 "%s raised in %s: %s: %s; %s, and this is logged once; fix it or its options, or choose another",

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 
 from specdec_fast.adaptive.budget import BudgetPolicy, budget_for
+from specdec_fast.core.autocast import without_autocast
 from specdec_fast.core.former_names import explain_names
+from specdec_fast.engine.chat import ChatMethods
+from specdec_fast.engine.closing import Closeable
 from specdec_fast.engine.cuda_graph.eligibility import (
     CaptureFailures,
     engine_ineligible_reasons,
@@ -25,10 +28,11 @@ from specdec_fast.engine.cuda_graph.eligibility import (
 from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
 from specdec_fast.engine.drafter_runner import DrafterRunner
 from specdec_fast.engine.output_processor import collect_row_outputs, emit_tokens, graph_row_output
-from specdec_fast.engine.request import Handle, Prompt, create_handle, encode_prompt, resolve_params
+from specdec_fast.engine.prompts import Prompt, encode_prompt
+from specdec_fast.engine.request import Handle, create_handle, resolve_params
 from specdec_fast.engine.scheduler import Scheduler
 from specdec_fast.engine.stats import Clock
-from specdec_fast.engine.streaming import generate, stream
+from specdec_fast.engine.streaming import TextMethods
 from specdec_fast.engine.synchronized import synchronized
 from specdec_fast.engine.warmup import warm
 from specdec_fast.interfaces import Drafter, Needs, Rule, Target
@@ -39,12 +43,12 @@ from specdec_fast.sampling.target_distributions import target_distributions
 log = logging.getLogger("specdec_fast")
 
 
-@explain_names("submit", "generate", params=SamplingParams, attributes=True)
-class Engine(Scheduler):
+@explain_names("submit", "generate", "encode_chat", "submit_chat", "chat", params=SamplingParams, attributes=True)
+class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
     """Continuous batching of speculative decoding.
 
     `specdec_fast.load` builds one from model names. Threads may share an engine: `submit`, `step` and `cancel` wait for
-    each other, and every step advances all requests.
+    each other, and every step advances all requests. `close`, or the end of `with load(...) as engine:`, ends it.
 
     Args:
         target: The model whose distribution the texts have.
@@ -60,6 +64,9 @@ class Engine(Scheduler):
             "graph" does on any device; without a GPU the same program runs without a graph, for tests. `explain` says
             why steps do not run as CUDA graphs.
         temperature: Temperature of all requests if it is known, by which rule `best` chooses.
+        prefix_sharing: Requests whose texts begin alike share pages of the cache, so that the beginning is prefilled
+            once. `explain` says whether they do.
+        default_params: Sampling parameters of requests without any. Default: `SamplingParams()`.
 
     Attributes:
         target: The target.
@@ -68,6 +75,7 @@ class Engine(Scheduler):
         why_rule: Why this rule verifies, in words.
         tokenizer: The tokenizer, or None.
         eos_token_ids: Token ids that end a text.
+        default_params: Sampling parameters of requests without any.
         state: Tokens, lengths and parameters of all rows.
         stats: `RequestStats` of all requests that have ended.
         seconds: Wall-clock seconds per phase; each step counts once.
@@ -88,8 +96,11 @@ class Engine(Scheduler):
         budget: str | BudgetPolicy = "fixed",
         step_mode: str = "auto",
         temperature: float | None = None,
+        prefix_sharing: bool = True,
+        default_params: SamplingParams | None = None,
     ) -> None:
         self.drafter, self.tokenizer = drafter, tokenizer
+        self.default_params = default_params or SamplingParams()
         self.eos_token_ids = tuple(eos_token_ids)
         if any(not 0 <= token < target.vocab_size for token in self.eos_token_ids):
             expected = f"ids of the target's vocabulary, 0..{target.vocab_size - 1}"
@@ -97,7 +108,11 @@ class Engine(Scheduler):
         self.needs = Needs() if drafter is None else drafter.needs
         self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
         policy = budget_for(budget)
-        super().__init__(target, prefill_chunk)
+        Closeable.__init__(self)
+        TextMethods.__init__(self)
+        Scheduler.__init__(self, target, prefill_chunk, prefix_sharing)
+        if (close := getattr(target, "close", None)) is not None:
+            self.on_close(close)
         self._drafter_runner = DrafterRunner(drafter, policy, self._running, self.rule, target.vocab_size)
         if drafter is not None and not self.rule.lossless:  # plain decoding samples from the target under every rule
             log.warning("rule %s is lossy: texts do not have the target's distribution", self.rule.name)
@@ -115,15 +130,27 @@ class Engine(Scheduler):
 
     @synchronized
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, num_draft_tokens: int | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        num_draft_tokens: int | None = None,
+        cache_salt: str | None = None,
+        add_special_tokens: bool | None = None,
     ) -> Handle:
         """Queues a request.
 
         Args:
-            prompt: Text, or a sequence of token ids.
+            prompt: Text; token ids as a sequence, tensor or array, [n] or [1, n]; or what a tokenizer returns for one
+                text. Padding that an attention mask shows is dropped.
             params: Sampling parameters. None for the defaults.
             num_draft_tokens: Draft tokens per step; 0 decodes plainly. None for the drafter's default. The end of the
                 text may leave fewer.
+            cache_salt: The request shares pages of the cache only with requests of the same salt. Time to the first
+                token shows whether a prefix was stored, so use one salt per party that must not learn of others.
+            add_special_tokens: Whether the tokenizer adds special tokens to a text. None: as the tokenizer does by
+                default, but no second beginning of sequence if the text begins with one, as chat templates write it.
+                Token ids stay as they are.
 
         Returns:
             The handle of the request.
@@ -131,26 +158,31 @@ class Engine(Scheduler):
         Raises:
             ValueError: If the engine cannot serve the prompt or the parameters. Other requests are not affected.
         """
-        params, tokens = resolve_params(params), self.encode(prompt)
+        self._check_open()
+        params = resolve_params(params, self.default_params)
+        tokens = self.encode(prompt, add_special_tokens=add_special_tokens)
         if (reason := self.rule.why_not_sampling(params)) is not None:
             raise ValueError(reason)
         requested = self._drafter_runner.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
-        known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "vocab_size": self.target.vocab_size}
-        handle = create_handle(self._next_id, tokens, params, requested, cache=self._cache, **known)
+        known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "target": self.target}
+        names = self._prefixes.names_for(cache_salt)
+        handle = create_handle(self._next_id, tokens, params, requested, **known)
+        handle.page_names = names
         self._next_id += 1
         self._queue.append(handle)
         return handle
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, *, add_special_tokens: bool | None = None) -> list[int]:
         """Returns the token ids of a prompt.
 
         Args:
-            prompt: Text, or a sequence of token ids.
+            prompt: A prompt as in `submit`.
+            add_special_tokens: As in `submit`.
 
         Raises:
             ValueError: If the target cannot read the prompt.
         """
-        return encode_prompt(prompt, self.tokenizer, self.target.vocab_size)
+        return encode_prompt(prompt, self.tokenizer, self.target.vocab_size, add_special_tokens)
 
     @synchronized
     def cancel(self, handle: Handle) -> None:
@@ -171,44 +203,14 @@ class Engine(Scheduler):
             handle.finish_reason = "cancelled"
             handle.finish("cancelled")
 
-    def stream(self, handle: Handle) -> Iterator[str]:
-        """Yields the text of a request piece by piece, and runs steps until the request ends.
+    @synchronized
+    def reset_prefix_cache(self) -> None:
+        """Forgets all stored prefixes. Call it after a change of the model that the engine cannot see.
 
-        Args:
-            handle: A request of this engine.
-
-        Returns:
-            An iterator over pieces of text that can no longer change.
-
-        Raises:
-            ValueError: For a running request of another engine.
+        The engine sees changed weights when a request begins after none were running. It does not see changes while
+        requests run, switched adapters, or new hooks. Running requests keep their keys and values, but share none.
         """
-        return stream(self, handle)
-
-    def generate(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | Iterable[SamplingParams] | None = None,
-        *,
-        num_draft_tokens: int | None = None,
-    ) -> list[Handle]:
-        """Generates texts for a batch of prompts, and returns when all have ended.
-
-        Under rule `replay`, requests of one seed share their noise.
-
-        Args:
-            prompts: Texts, or sequences of token ids.
-            params: Sampling parameters of all prompts, or one for each. None for the defaults.
-            num_draft_tokens: Draft tokens per step and request. None for the drafter's default.
-
-        Returns:
-            Handles in the order of the prompts. A prompt that the engine cannot serve gets a handle with
-            `finish_reason="error"`; the others run.
-
-        Raises:
-            ValueError: If there are not as many `params` as prompts.
-        """
-        return generate(self, prompts, params, num_draft_tokens)
+        self._prefixes.forget()
 
     @synchronized
     def warm(self, capacities: Iterable[tuple[int, int]] | None = None) -> None:
@@ -229,6 +231,7 @@ class Engine(Scheduler):
                 engine holds pages of the cache.
             RuntimeError: If memory runs out in a `sync` step.
         """
+        self._check_open()
         warm(self, capacities)
 
     # -- one step ---------------------------------------------------------------------------------------------------
@@ -240,8 +243,10 @@ class Engine(Scheduler):
         Returns:
             The requests that took part or got tokens.
         """
-        with nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode():
+        grad_off = nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode()
+        with grad_off, without_autocast(self.state.device):
             clock = Clock()
+            self._cancel_abandoned()
             for handle in [each for each in self._running.values() if each.finished]:  # the last step was interrupted
                 self._retire(handle)
             with clock.time("prefill"):
@@ -256,6 +261,7 @@ class Engine(Scheduler):
             elif handles:
                 self._sync_step(handles, clock)
                 self._failures.record_sync_step()
+            self._cancel_abandoned()  # streams that were dropped meanwhile
             updated, self._updated_handles = list(dict.fromkeys([*self._updated_handles, *handles])), []
             return updated
 
@@ -357,4 +363,5 @@ class Engine(Scheduler):
         """Returns, in words, which rule verifies and how steps run, with the reasons."""
         before = self._failures.last and f" ({self._failures.last}, but not since)"
         reasons = "; ".join(self.why_not_graph()) or f"the host reads one step behind{before or ''}"
-        return f"rule {self.rule.name}: {self.why_rule}\nsteps {self.step_mode}: {reasons}"
+        steps = f"steps {self.step_mode}: {reasons}"
+        return f"rule {self.rule.name}: {self.why_rule}\n{steps}\nprefix sharing {self._prefixes.explain()}"

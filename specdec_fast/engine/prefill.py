@@ -21,7 +21,7 @@ def prefill(
     aux_hidden_states: Sequence[str],
     device: torch.device,
 ) -> TargetOutput | None:
-    """Stores keys and values of texts in empty rows with reserved pages.
+    """Stores keys and values of texts behind what rows hold. Their pages are reserved.
 
     Args:
         target: The model whose cache is filled.

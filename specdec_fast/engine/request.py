@@ -1,4 +1,4 @@
-"""Requests: the handle that a caller holds, and the checks of prompts and parameters.
+"""Requests: the handle that a caller holds, and the checks of lengths and parameters.
 
 Tests: tests/engine/test_request.py, tests/engine/test_engine.py.
 """
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specdec_fast.engine.prompts import Prompt, Prompts, split_prompts
 from specdec_fast.engine.stats import RequestStats
 from specdec_fast.engine.stop_conditions import StopChecker
+from specdec_fast.interfaces import Target
 from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.sampling.params import SamplingParams
 
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
 ACCEPTED, RECOVERED, BONUS, PLAIN = "accepted", "recovered", "bonus", "plain"
 
 
@@ -38,6 +38,8 @@ class Handle:
         error: The exception that ended the request, or None.
         stats: Counters of the request.
         row: Row of the decode state while the request runs, else None.
+        page_names: Names of the pages that the text fills (`specdec_fast.cache.PageNames`). None if the request shares
+            no prefixes.
     """
 
     request_id: int
@@ -53,6 +55,8 @@ class Handle:
     error: Exception | None = None
     stats: RequestStats = field(default_factory=RequestStats)
     row: int | None = None
+    page_names: Any = None
+    streams: set[object] = field(default_factory=set)
 
     @property
     def finished(self) -> bool:
@@ -63,6 +67,17 @@ class Handle:
     def remaining(self) -> int:
         """Tokens that may still be generated; 0 if the engine refused the request."""
         return self.checker.remaining if self.checker is not None else 0
+
+    @property
+    def limit(self) -> str | None:
+        """Which limit ended a text of `finish_reason` "length"; None for other texts.
+
+        "max_new_tokens", or "max_length" if prompt and text filled the context before. Then pass a larger `max_length`
+        to `load`, as far as the model allows, or shorten the prompt.
+        """
+        if self.finish_reason != "length":
+            return None
+        return "max_new_tokens" if len(self.tokens) >= self.params.max_new_tokens else "max_length"
 
     def stable_text(self, shown: int) -> str:
         """Returns the text after its first `shown` characters that can no longer change."""
@@ -131,6 +146,7 @@ class Handle:
             "text": self.text,
             "tokens": list(self.tokens),
             "finish_reason": self.finish_reason,
+            "limit": self.limit,
             "error": None if self.error is None else str(self.error),
             "seed": self.params.seed,
             "stats": self.stats.as_dict(),
@@ -146,8 +162,7 @@ def create_handle(
     *,
     tokenizer: Any,
     eos_ids: Sequence[int],
-    vocab_size: int,
-    cache: Any,
+    target: Target,
 ) -> Handle:
     """Checks a request and creates its handle.
 
@@ -158,33 +173,31 @@ def create_handle(
         num_draft_tokens: Draft tokens per step that the request asks for.
         tokenizer: A transformers tokenizer, or None.
         eos_ids: End-of-sequence ids of the model.
-        vocab_size: V of the target.
-        cache: The target's cache.
+        target: The target.
 
     Returns:
         The handle, which is not queued yet.
 
     Raises:
-        ValueError: If a target of this vocabulary and cache cannot serve the request.
+        ValueError: If the target cannot serve the request.
     """
+    cache: Any = target.cache
     is_integer = hasattr(num_draft_tokens, "__index__") and not isinstance(num_draft_tokens, bool)
     if not is_integer or num_draft_tokens < 0:
         raise ValueError(f"num_draft_tokens: got {num_draft_tokens!r}; expected an integer, 0 or more")
     stop_ids = (*(() if params.ignore_eos else eos_ids), *params.stop_token_ids)
-    params.check(vocab_size, stop_ids)
+    params.check(target.vocab_size, stop_ids)
     if params.stop and tokenizer is None:
         raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")
     limit = cache.max_length
     if len(tokens) >= limit:
-        raise ValueError(
-            f"prompt: got {len(tokens)} tokens; expected fewer than the context limit of {limit}; shorten it"
-        )
+        raise ValueError(f"prompt: got {len(tokens)} tokens; expected fewer than {explain_context_limit(target)}")
     longest = min(len(tokens) + params.max_new_tokens, limit)
     needed, available = cache.pages_for(longest), cache.pages.num_pages - 1
     if needed > available:
         raise ValueError(
             f"request: {longest} tokens need {needed} pages of the cache; the pool has {available}; lower "
-            "max_new_tokens or raise num_pages"
+            "max_new_tokens, or raise num_pages of load"
         )
     max_useful = max(longest - len(tokens) - 1, 0)  # the last token of a text needs no draft
     handle = Handle(request_id, tokens, params, min(operator.index(num_draft_tokens), max_useful))
@@ -197,41 +210,53 @@ def create_handle(
         max_new_tokens=params.max_new_tokens,
         max_length=limit,
         min_new_tokens=params.min_new_tokens,
+        skip_special_tokens=params.skip_special_tokens,
+        include_stop=params.include_stop_str_in_output,
     )
     return handle
 
 
+def explain_context_limit(target: Target) -> str:
+    """Returns, in words, the context limit of a target, where it comes from, and how to serve longer texts."""
+    cache: Any = target.cache
+    words, own = f"the context limit of {cache.max_length}", getattr(target, "context_limit", None)
+    if own is not None and cache.max_length >= own:
+        return f"{words}, which is the model's own; shorten it"
+    most = f" up to {own}, the model's own limit," if own is not None and own < 2**31 - 1 else ","
+    if getattr(target, "has_default_length", False):
+        return f"{words}, which is the default of load; pass max_length to load{most} or shorten the prompt"
+    return f"{words}, which is max_length; raise it{most} or shorten the prompt"
+
+
 def pair_with_params(
-    prompts: Iterable[Prompt], params: SamplingParams | Iterable[SamplingParams] | None
+    prompts: Prompts, params: SamplingParams | Iterable[SamplingParams] | None
 ) -> list[tuple[Prompt, SamplingParams | None]]:
     """Pairs prompts with parameters.
 
     Args:
-        prompts: Texts or sequences of token ids.
+        prompts: A batch of prompts (`Prompts`).
         params: Parameters of all prompts, or one for each, or None.
 
     Returns:
         Each prompt with its parameters.
 
     Raises:
-        ValueError: For a single text as prompts, or if the numbers differ.
+        ValueError: For a single prompt as prompts, or if the numbers differ.
     """
-    if isinstance(prompts, str | bytes):
-        raise ValueError(f"prompts: got one text, {prompts!r:.60}; expected a list of prompts")
-    prompts = list(prompts)
+    found = split_prompts(prompts)
     if params is None or isinstance(params, SamplingParams):
-        return [(prompt, params) for prompt in prompts]
+        return [(prompt, params) for prompt in found]
     each = list(params)
-    if len(each) != len(prompts):
-        raise ValueError(f"params: got {len(each)} for {len(prompts)} prompts; expected one, or one per prompt")
-    return list(zip(prompts, each))
+    if len(each) != len(found):
+        raise ValueError(f"params: got {len(each)} for {len(found)} prompts; expected one, or one per prompt")
+    return list(zip(found, each))
 
 
-def resolve_params(params: Any) -> SamplingParams:
+def resolve_params(params: Any, defaults: SamplingParams) -> SamplingParams:
     """Returns parameters with a seed, the default ones for None. Raises ValueError for another type."""
     if params is not None and not isinstance(params, SamplingParams):
         raise ValueError(f"params: got {params!r:.80}; expected SamplingParams, or None for the defaults")
-    return (params or SamplingParams()).with_seed()
+    return (params or defaults).with_seed()
 
 
 def rejected_handle(params: Any, error: ValueError) -> Handle:
@@ -239,48 +264,3 @@ def rejected_handle(params: Any, error: ValueError) -> Handle:
     handle = Handle(-1, [], params if isinstance(params, SamplingParams) else SamplingParams(), 0)
     handle.finish("error", error)
     return handle
-
-
-def _convert_ids(prompt: Iterable[Any]) -> list[int]:
-    """Converts token ids of any integer type. Raises TypeError for anything else, bytes and booleans included."""
-    tokens = list(prompt)
-    if isinstance(prompt, bytes | bytearray) or bool in set(map(type, tokens)):
-        raise TypeError
-    return [*map(operator.index, tokens)]
-
-
-def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
-    """Converts a prompt to token ids.
-
-    Args:
-        prompt: Text or a sequence of token ids.
-        tokenizer: A transformers tokenizer, which text needs, or None.
-        vocab_size: V of the target.
-
-    Returns:
-        At least one token id.
-
-    Raises:
-        ValueError: If the prompt is empty or cannot be converted, or if an id is outside of the vocabulary.
-    """
-    if isinstance(prompt, str):
-        if tokenizer is None:
-            raise ValueError("prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=")
-        try:
-            tokens = list(tokenizer.encode(prompt))
-        except Exception as error:
-            raise ValueError(
-                f"prompt: got {prompt!r:.60}, which the tokenizer cannot encode ({type(error).__name__}: {error}); "
-                "expected Unicode text without lone surrogates; repair it, or pass token ids"
-            ) from error
-    else:
-        try:
-            tokens = _convert_ids(prompt)
-        except TypeError:
-            raise ValueError(f"prompt: got {prompt!r:.60}; expected text or a sequence of token ids") from None
-    if not tokens:
-        raise ValueError("prompt: got no tokens; expected at least one")
-    bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
-    if bad is not None:
-        raise ValueError(f"prompt: got token id {bad}; expected 0..{vocab_size - 1}; is this the target's tokenizer?")
-    return tokens

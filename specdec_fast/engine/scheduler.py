@@ -14,6 +14,7 @@ from typing import Any
 from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
 from specdec_fast.engine.drafter_runner import DrafterRunner
 from specdec_fast.engine.prefill import prefill
+from specdec_fast.engine.prefix_sharing import PrefixSharing
 from specdec_fast.engine.request import Handle
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.engine.stats import Clock, RequestStats
@@ -36,7 +37,7 @@ class Scheduler(ABC):
     _drafter_runner: DrafterRunner
     _graph_runner: CudaGraphRunner
 
-    def __init__(self, target: Target, prefill_chunk: int | None) -> None:
+    def __init__(self, target: Target, prefill_chunk: int | None, prefix_sharing: bool) -> None:
         if prefill_chunk is not None and prefill_chunk < 1:
             raise ValueError(f"prefill_chunk: got {prefill_chunk}; expected at least 1")
         cache: Any = target.cache
@@ -47,6 +48,7 @@ class Scheduler(ABC):
         self.seconds = Clock().seconds
         self._queue: deque[Handle] = deque()
         self._running: dict[int, Handle] = {}  # by row, in order of admission
+        self._prefixes = PrefixSharing(target, self.needs, prefix_sharing)
 
     @property
     def idle(self) -> bool:
@@ -63,6 +65,10 @@ class Scheduler(ABC):
         """Number of queued requests."""
         return len(self._queue)
 
+    def _unfinished(self) -> list[Handle]:
+        """Queued and running requests."""
+        return [*self._queue, *self._running.values()]
+
     def _check_owner(self, handle: Handle) -> None:
         """Raises ValueError for a request of another engine."""
         held = None if handle.row is None else self._running.get(handle.row)
@@ -70,8 +76,14 @@ class Scheduler(ABC):
             raise ValueError(f"handle: got request {handle.request_id} of another engine; expected one of its own")
 
     def _admit_queued(self) -> None:
-        """Moves queued requests to free rows while there are pages for their tokens and one step, and prefills them."""
-        joined: list[int] = []
+        """Moves queued requests to free rows while there are pages for their tokens and one step, and prefills them.
+
+        They are prefilled together. A request that shares a page with one of them waits until that page is stored.
+
+        Raises:
+            RuntimeError: If the pool is smaller than a request that was accepted.
+        """
+        joined: list[int] = []  # rows that are not prefilled yet
         if self._queue:
             self._claim_cache()
         try:
@@ -79,32 +91,51 @@ class Scheduler(ABC):
                 handle = self._queue[0]
                 tokens = [*handle.prompt, *handle.tokens]
                 length = len(tokens) + self._drafter_runner.max_draft_nodes(handle)
-                if self._cache.pages_for(length) > self._cache.pages.num_free:
+                pages = self._prefixes.find(handle, tokens)
+                if self._prefixes.is_pending(handle, tokens, pages):
+                    self._begin_rows(joined)
+                    joined = []
+                    continue
+                if not self._has_pages_for(length, pages):
                     if not self._running and not joined:
                         raise RuntimeError("engine: an empty pool has too few pages for a request that was accepted")
                     break
                 params = self._drafter_runner.params_with_request_key(handle)
-                row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids)
+                salt = self._prefixes.salt_of(handle)
+                row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids, salt)
                 handle.row, self._running[row] = row, self._queue.popleft()
                 joined.append(row)
+                self._prefixes.join(handle, row, tokens, pages)
                 self._cache.reserve(row, length)
-            if joined:
-                output = self._prefill(joined)
-                self._drafter_runner.begin(self.state, joined, output)
+            self._begin_rows(joined)
         except BaseException:  # keys and values are incomplete, so the requests start again later
+            self._prefixes.abandon_prefill()
             for row in reversed(joined):
                 self._requeue(self._running[row])
             raise
 
+    def _has_pages_for(self, length: int, shared: list[int]) -> bool:
+        """Whether an empty row can have `length` tokens, the first ones in shared pages."""
+        if shared:
+            return bool(self._cache.has_pages_for(length, shared))
+        return bool(self._cache.pages_for(length) <= self._cache.pages.num_free)
+
+    def _begin_rows(self, rows: list[int]) -> None:
+        """Prefills rows and adds them to the drafter."""
+        if rows:
+            output = self._prefixes.finish_prefill(self.state, self._running, rows, self._prefill(rows))
+            self._drafter_runner.begin(self.state, rows, output)
+
     def _claim_cache(self) -> None:
         """Makes sure that no other engine uses the cache."""
         self._cache.claim(self, self._running)
+        if not self._running:
+            self._prefixes.begin_busy_time()
 
     def _prefill(self, rows: list[int]) -> TargetOutput | None:
-        """Stores keys and values of all committed tokens but the roots. Returns their hidden states."""
-        aux_hidden_states = tuple(dict.fromkeys((*self.needs.aux_hidden_states, *self.needs.prompt_aux_hidden_states)))
-        texts = {row: self.state.tokens(row)[:-1] for row in rows}
-        return prefill(self.target, texts, self._prefill_chunk, aux_hidden_states, self.state.device)
+        """Stores keys and values of committed tokens but the roots and shared ones. Returns their hidden states."""
+        texts = {row: self.state.tokens(row)[self._prefixes.num_shared(row) : -1] for row in rows}
+        return prefill(self.target, texts, self._prefill_chunk, self._prefixes.aux_hidden_states, self.state.device)
 
     def _reserve_pages(self) -> None:
         """Reserves pages for the nodes of this step. If there are too few, it preempts the youngest requests."""
@@ -150,6 +181,7 @@ class Scheduler(ABC):
             leaving.callback(self.state.leave, row)
             leaving.callback(self._drafter_runner.release, [row])
             leaving.callback(self._cache.release, [row])
+            leaving.callback(self._prefixes.leave, handle, row, self.state.tokens(row))
             leaving.callback(self._graph_runner.leave, row)
 
     def _account_and_retire(self, handles: Sequence[Handle], clock: Clock) -> None:

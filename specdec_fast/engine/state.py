@@ -69,6 +69,7 @@ class DecodeState:
         self._settings["top_p"].fill_(1.0)  # unused rows need valid parameters too
         self._published: set[int] = set()
         self._host: list[list[int]] = [[] for _ in range(max_rows)]
+        self._salts: list[str | None] = [None] * max_rows
         self._table = SamplingTable(self.device)
         self._free = list(range(max_rows - 1, -1, -1))
 
@@ -77,7 +78,14 @@ class DecodeState:
         """Number of free rows."""
         return len(self._free)
 
-    def join(self, tokens: Sequence[int], params: SamplingParams, prompt_length: int, stop_ids: Sequence[int]) -> int:
+    def join(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        prompt_length: int,
+        stop_ids: Sequence[int],
+        cache_salt: str | None = "",
+    ) -> int:
         """Assigns a free row to a text.
 
         Args:
@@ -85,12 +93,13 @@ class DecodeState:
             params: Sampling parameters with a seed.
             prompt_length: Number of prompt tokens.
             stop_ids: Token ids that end the text.
+            cache_salt: Rows of one salt may share stored prefixes. None: the row shares none.
 
         Returns:
             The row.
         """
         row = self._free[-1]
-        self._host[row] = list(tokens)
+        self._host[row], self._salts[row] = list(tokens), cache_salt
         self._table.set(row, params, prompt_length, stop_ids, self._host[row])
         return self._free.pop()  # last, so that the row stays free if something raises
 
@@ -112,6 +121,10 @@ class DecodeState:
     def prompt_length(self, row: int) -> int:
         """Returns the number of prompt tokens of a row. Later tokens were generated, some maybe before it joined."""
         return self._table.entry(row)[1]
+
+    def cache_salt(self, row: int) -> str | None:
+        """Returns a name of the rows with which a row may share stored prefixes. None: it shares with no row."""
+        return self._salts[row]
 
     def sampling(self, rows: Sequence[int]) -> SamplingTensors:
         """Returns the sampling parameters of rows, [B] each."""

@@ -44,6 +44,8 @@ class Clock:
 class RequestStats:
     """Counters of one request, or of several after `merge`.
 
+    Draft tokens behind the end of a text count as proposed, but neither as tested nor as accepted.
+
     Attributes:
         steps: Target passes.
         new_tokens: Generated tokens.
@@ -51,7 +53,9 @@ class RequestStats:
         tested: At index i, how many draft tokens at depth i + 1 the rule tested.
         accepted_per_position: At index i, how many draft tokens at depth i + 1 the rule accepted.
         preemptions: How many times the request was preempted and recomputed.
+        cached_tokens: Prompt tokens whose keys and values were shared with an earlier request.
         faults: How many times the drafter raised while it worked on the request, which then continued without drafts.
+            A head or a draft model that proposes nothing in the first steps of a request counts once.
         seconds: Wall-clock seconds per phase of the steps that the request took part in. The requests of a batch share
             them.
     """
@@ -63,6 +67,7 @@ class RequestStats:
     accepted_per_position: list[int] = field(default_factory=list)
     preemptions: int = 0
     faults: int = 0
+    cached_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     def record_step(self, drafted: int, depth: int, accepted: int, kept: int) -> None:
@@ -72,12 +77,12 @@ class RequestStats:
             drafted: Draft tokens that were proposed.
             depth: Depth of the deepest draft token that could be tested.
             accepted: Draft tokens that the rule accepted.
-            kept: Tokens that were emitted.
+            kept: Tokens that the text kept. Fewer than `accepted + 1` if it ended inside the step.
         """
         self.steps += 1
         self.num_draft_tokens += drafted
         self.new_tokens += kept
-        reached = min(accepted + 1, depth)
+        accepted, reached = min(accepted, kept), min(accepted + 1, depth, kept)
         while len(self.tested) < reached:
             self.tested.append(0)
             self.accepted_per_position.append(0)
@@ -113,6 +118,7 @@ class RequestStats:
         self.num_draft_tokens += other.num_draft_tokens
         self.preemptions += other.preemptions
         self.faults += other.faults
+        self.cached_tokens += other.cached_tokens
         for mine, theirs in ((self.tested, other.tested), (self.accepted_per_position, other.accepted_per_position)):
             mine.extend([0] * (len(theirs) - len(mine)))
             for position, count in enumerate(theirs):
@@ -131,5 +137,6 @@ class RequestStats:
             "alpha_per_position": self.alpha,
             "preemptions": self.preemptions,
             "faults": self.faults,
+            "cached_tokens": self.cached_tokens,
             "seconds": dict(self.seconds),
         }

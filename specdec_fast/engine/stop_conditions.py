@@ -1,6 +1,6 @@
-"""Stop conditions: end-of-sequence ids, stop strings and lengths; and the text of a request as it grows.
+"""Stop conditions: end-of-sequence ids, stop strings and lengths.
 
-Tests: tests/engine/test_stop_conditions.py.
+Tests: tests/engine/test_stop_conditions.py, tests/engine/test_stop_oracle.py.
 """
 
 from __future__ import annotations
@@ -8,128 +8,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_INCOMPLETE = "�"
-_MAX_CHARACTER_TOKENS = 4
-"""Most bytes of a character in UTF-8, and therefore most tokens of one."""
-_CONTEXT = 8
-"""Tokens of context with which new tokens are decoded."""
+from specdec_fast.engine.special_tokens import FullText, find_special_tokens
+from specdec_fast.engine.text_stream import TextStream
 
 
-class TextStream:
-    """Decodes tokens piece by piece, and holds back bytes that do not complete a character.
+class _Search:
+    """Finds stop strings in a text that grows.
 
     Args:
-        tokenizer: A transformers tokenizer. None makes no text.
-        prompt: Token ids of the prompt, as context.
-
-    Attributes:
-        text: The text so far.
+        strings: The stop strings.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
-        self.text = ""
-        self._tokenizer = tokenizer
-        # context, so that a word keeps its leading space
-        self._tokens = list(prompt[-_CONTEXT - _MAX_CHARACTER_TOKENS + 1 :])
-        self._start = 0
-        self._shown = 0
-        self._borders: tuple[int, ...] = ()  # numbers of tokens after which a character surely ends
-        self._fresh = False
-        self._prompt_text = None if tokenizer is None else self._context()
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = tuple(strings)
+        self.searched = 0  # length of the text in which no string counts any more
 
-    def _context(self) -> tuple[str, str]:
-        """Starts at a whole character of the prompt. Returns the text from there, and up to its last whole one."""
-        count = len(self._tokens)
-        starts = [max(0, count - _CONTEXT - more) for more in range(_MAX_CHARACTER_TOKENS)]
-        for cut in range(min(_MAX_CHARACTER_TOKENS, count)):
-            for start in starts:
-                text = self._decode(start, cut)
-                if not (text.startswith(_INCOMPLETE) or text.endswith(_INCOMPLETE)):
-                    self._start = start
-                    return self._decode(start) if cut else text, text
-        self._start = starts[0]
-        texts = [self._decode(starts[0], cut) for cut in range(min(_MAX_CHARACTER_TOKENS, count))] or [""]
-        return texts[0], next((text for text in texts if not text.endswith(_INCOMPLETE)), texts[0])
+    def find(self, text: str) -> tuple[int, int] | None:
+        """Returns end and start of the string that is complete first, the longest of several; None without one."""
+        starts = [(each, max(0, self.searched - len(each) + 1)) for each in self._strings]
+        found = [(at, len(each)) for each, start in starts if (at := text.find(each, start)) >= 0]
+        return min(((at + length, at) for at, length in found), default=None)
 
-    def _decode(self, start: int, cut: int = 0) -> str:
-        """Decodes the tokens from `start`, without the last `cut`."""
-        text: str = self._tokenizer.decode(
-            self._tokens[start : len(self._tokens) - cut], skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
-
-    def _replace_incomplete(self, text: str) -> str:
-        """Replaces an incomplete last character. Byte-fallback tokenizers alone would lose the whole run of bytes."""
-        for cut in range(1, _MAX_CHARACTER_TOKENS):
-            whole = self._decode(self._start, cut)
-            if not whole.endswith(_INCOMPLETE):
-                return text if text.startswith(whole) else whole + _INCOMPLETE
-        return text
-
-    def push(self, token: int) -> None:
-        """Adds a token, without decoding it."""
-        if self._tokenizer is not None:
-            self._tokens.append(token)
-            self._fresh = True
-
-    def flush(self, final: bool = False) -> str:
-        """Decodes the tokens since the last flush and adds them to the text.
-
-        Args:
-            final: No token will follow, so incomplete characters are decoded too.
-
-        Returns:
-            The new text; "" while a character is incomplete.
-        """
-        if not self._fresh:
-            return ""
-        text, start, shown = self._decode(self._start), self._start, self._shown
-        if text.endswith(_INCOMPLETE):
-            if not final:
-                return ""
-            text = self._replace_incomplete(text)
-        if self._prompt_text is not None:  # a prompt may end inside a character that the new tokens complete
-            shown = max(_common_length(each, text) for each in self._prompt_text)
-        piece, shown, borders = text[shown:], len(text), (*self._borders, len(self._tokens))
-        if len(self._tokens) - start > 3 * _CONTEXT:  # a short window keeps decoding cheap on long texts
-            # it must not start inside a character, or a tokenizer may lose others beside it
-            start = max((at for at in borders if at <= len(self._tokens) - _CONTEXT), default=start)
-            shown, borders = len(self._decode(start)), tuple(at for at in borders if at > start)
-        self._prompt_text, self._fresh = None, False
-        self.text, self._start, self._shown, self._borders = self.text + piece, start, shown, borders
-        return piece
-
-    def snapshot(self) -> tuple[Any, ...]:
-        """Returns the current state, for `restore`."""
-        where = self._start, self._shown, self._borders
-        return len(self._tokens), self.text, where, self._fresh, self._prompt_text
-
-    def restore(self, snapshot: tuple[Any, ...]) -> None:
-        """Returns to the state of a `snapshot`."""
-        count, self.text, where, self._fresh, self._prompt_text = snapshot
-        self._start, self._shown, self._borders = where
-        del self._tokens[count:]
-
-
-def _common_length(ours: str, theirs: str) -> int:
-    """Length of the common prefix."""
-    return next((at for at, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+    def held_back(self, text: str) -> int:
+        """Returns the length of the longest suffix that is a prefix of a stop string."""
+        longest = 0
+        for stop in self._strings:
+            for size in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest
 
 
 class StopChecker:
     """Decides after each token of a request whether the text ends there.
 
-    Text is decoded when it is read. It is decoded after every token only if there are stop strings.
+    Text is decoded when it is read. It is decoded after every token only if there are stop strings. Of several stop
+    strings the one that is complete first ends the text, whatever the tokens in which it came.
 
     Args:
         tokenizer: A transformers tokenizer, or None.
         prompt: Token ids of the prompt.
         eos_ids: Token ids that end the text.
-        stop: Strings that end the text and are cut from it. Those that are complete within the first `min_new_tokens`
-            tokens stay in the text.
+        stop: Strings that end the text. Those that are complete within the first `min_new_tokens` tokens stay in the
+            text. They are searched in the text, and those with special tokens also in the text with special tokens. The
+            name of a special token stands for the token.
         max_new_tokens: Most generated tokens.
         max_length: Most tokens of prompt and text together.
         min_new_tokens: Number of tokens before which stop strings do not count.
+        skip_special_tokens: Whether the text lacks special tokens.
+        include_stop: Whether the text ends with what ended it: the stop string, or the end-of-sequence token.
     """
 
     def __init__(
@@ -142,14 +70,20 @@ class StopChecker:
         max_new_tokens: int,
         max_length: int,
         min_new_tokens: int = 0,
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
     ) -> None:
-        self._stream = TextStream(tokenizer, prompt)
+        self._stream = TextStream(tokenizer, prompt, skip_special_tokens)
         self._eos = frozenset(eos_ids)
-        self._stop = tuple(stop)
+        self._search, self._include = _Search(stop), include_stop
+        self._stop_ids, mixed = find_special_tokens(tokenizer, stop)
+        has_full = bool(mixed) and skip_special_tokens
+        self._full = FullText(tokenizer, prompt) if has_full else None
+        self._full_search = _Search(mixed if has_full else ())
+        self._decodes_always = bool(stop)
         self._min_tokens, self._max_tokens = min_new_tokens, min(max_new_tokens, max_length - len(prompt))
         self._num_tokens = 0
-        self._searched = 0  # length of the text that was searched for stop strings
-        self._end: int | None = None  # start of the first stop string
+        self._end: int | None = None  # end of the text
         self._released = 0
 
     @property
@@ -160,7 +94,7 @@ class StopChecker:
 
     @property
     def released(self) -> int:
-        """Length of the text that can no longer become part of a stop string."""
+        """Length of the text that can no longer change."""
         self._decode()
         return self._released
 
@@ -178,24 +112,30 @@ class StopChecker:
         Returns:
             Why the text ends with this token ("eos", "stop" or "length"), or None if it continues.
         """
-        mark = self._num_tokens, self._searched, self._end, self._released, self._stream.snapshot()
+        mark = self._num_tokens, self._end, self._released, self._search.searched, self._full_search.searched
+        stream, full = self._stream.snapshot(), () if self._full is None else self._full.snapshot()
         try:
             return self._add(token)
         except Exception:
             raise
         except BaseException:
-            self._num_tokens, self._searched, self._end, self._released, stream = mark
+            self._num_tokens, self._end, self._released, self._search.searched, self._full_search.searched = mark
             self._stream.restore(stream)
+            if self._full is not None:
+                self._full.restore(full)
             raise
 
     def _add(self, token: int) -> str | None:
         """Adds one token, and returns why the text ends with it."""
         self._num_tokens += 1
         if token in self._eos:
-            self._finish()
+            self._end_at(token)
             return "eos"
-        self._stream.push(token)
-        if self._stop and self._decode():
+        if token in self._stop_ids and self._num_tokens > self._min_tokens:
+            self._end_at(token)
+            return "stop"
+        self._push(token)
+        if self._decodes_always and self._decode():
             return "stop"
         if self.remaining <= 0:
             return "stop" if self._finish() else "length"
@@ -205,6 +145,22 @@ class StopChecker:
         """Ends the text without another token, and releases the text that was held back."""
         self._finish()
 
+    def _push(self, token: int) -> None:
+        self._stream.push(token)
+        if self._full is not None:
+            self._full.push(token)
+
+    def _end_at(self, token: int) -> None:
+        """Ends the text with a token that ends it. The token may also complete a stop string."""
+        if not self._decode(final=True):
+            end = len(self._stream.text)
+            if self._include or self._decodes_always:
+                self._push(token)
+                self._decode(final=True)
+            if self._end is None and not self._include:
+                self._end = end
+        self._finish()
+
     def _finish(self) -> bool:
         """Releases all text. Returns whether it has a stop string."""
         found = self._decode(final=True)
@@ -212,25 +168,42 @@ class StopChecker:
         return found
 
     def _decode(self, final: bool = False) -> bool:
-        """Decodes new tokens. Returns whether the text has a stop string."""
-        self._stream.flush(final)
-        text, searched = self._stream.text, self._searched
-        if len(text) == searched or self._end is not None:
-            return self._end is not None
-        if self._num_tokens > self._min_tokens:
-            starts = [(stop, max(0, searched - len(stop) + 1)) for stop in self._stop]
-            found = [at for at in (text.find(stop, start) for stop, start in starts) if at >= 0]
-            self._end = min(found, default=None)
-        self._searched = len(text)
-        self._released = max(self._released, len(text) - self._held_back(text)) if self._end is None else self._end
+        """Decodes new tokens. Returns whether the text has ended before their end."""
+        if self._end is not None:
+            return True
+        grown = self._stream.flush(final)
+        if self._full is not None:
+            grown += self._full.flush(self._stream, final)
+        if not grown:
+            return False
+        found = self._find() if self._num_tokens > self._min_tokens else None
+        text = self._stream.text
+        self._search.searched = len(text)
+        if self._full is not None:
+            self._full_search.searched = len(self._full.text)
+        if found is not None:  # text that was released stays, however a tokenizer decodes
+            self._end = self._released = max(self._released, found[0] if self._include else found[1])
+        elif self._include:  # the text is never cut before its present end
+            self._released = len(text)
+        else:
+            self._released = max(self._released, self._final_length(text))
         return self._end is not None
 
-    def _held_back(self, text: str) -> int:
-        """Length of the longest suffix that is a prefix of a stop string."""
-        longest = 0
-        for stop in self._stop:
-            for size in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest
+    def _find(self) -> tuple[int, int] | None:
+        """Finds the first complete stop string. Returns its end and its start in the text."""
+        found = [self._search.find(self._stream.text)]
+        hidden = None if self._full is None else self._full_search.find(self._full.text)
+        if hidden is not None:
+            assert self._full is not None
+            self._stream.flush(final=True)  # no token follows
+            end, start = (self._full.shown_length(at, self._stream.text) for at in hidden)
+            found.append((end, start))
+        return min((each for each in found if each is not None), default=None)
+
+    def _final_length(self, text: str) -> int:
+        """Returns the length of the text that cannot become part of a stop string."""
+        length = len(text) - self._search.held_back(text)
+        if self._full is None:
+            return length
+        full = self._full.text
+        return min(length, self._full.shown_length(len(full) - self._full_search.held_back(full), text))

@@ -22,20 +22,22 @@ def select_aux_hidden_states(
         view: Committed data.
         rows: Rows of the prefill, in order.
         wanted: Rows of the result, in order.
-        output: Hidden states of all committed tokens of `rows` but the roots, [M, hidden] by name, or None.
+        output: Hidden states of the committed tokens of `rows` but the roots, [M, hidden] by name, or None.
 
     Returns:
         Hidden states of the wanted rows, or None.
     """
     if output is None:
         return None
-    ends = list(accumulate(view.length(row) - 1 for row in rows))  # the root was not prefilled
+    shared = dict(zip(rows, output.num_shared)) if output.num_shared else dict.fromkeys(rows, 0)
+    ends = list(accumulate(view.length(row) - 1 - shared[row] for row in rows))  # the root was not prefilled
     spans = {row: slice(start, end) for row, start, end in zip(rows, [0, *ends], ends)}
     aux_hidden_states = {
         name: torch.cat([aux_hidden_state[spans[row]] for row in wanted])
         for name, aux_hidden_state in output.aux_hidden_states.items()
     }
-    return TargetOutput(None, aux_hidden_states)
+    num_shared = tuple(shared[row] for row in wanted) if output.num_shared else ()
+    return TargetOutput(None, aux_hidden_states, num_shared)
 
 
 def select_step_rows(

@@ -1,4 +1,4 @@
-"""Methods that hold a lock of their object. Tests: tests/engine/test_threads.py."""
+"""Methods that hold a lock of their object. Tests: tests/engine/test_threads.py, tests/engine/test_streaming.py."""
 
 from __future__ import annotations
 
@@ -27,3 +27,12 @@ def synchronized(method: Method) -> Method:
             return method(self, *args, **kwargs)
 
     return run  # type: ignore[return-value]
+
+
+def is_held_here(lock: Any) -> bool:
+    """Returns whether this thread holds a `threading.RLock`.
+
+    A finalizer runs wherever the garbage collector does, inside a method that holds the lock too, and could enter it
+    again there.
+    """
+    return bool(lock._is_owned())  # `threading.Condition` asks so too

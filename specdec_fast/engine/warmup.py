@@ -20,6 +20,7 @@ from specdec_fast.adaptive.budget import Fixed
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.cuda_graph.eligibility import CaptureFailures
 from specdec_fast.engine.drafter_runner import DrafterRunner
+from specdec_fast.engine.prefix_sharing import PrefixSharing
 from specdec_fast.engine.stats import Clock, RequestStats
 from specdec_fast.interfaces import Budget, Drafter, Rng, StateView
 from specdec_fast.sampling.params import SamplingParams
@@ -71,7 +72,8 @@ def _resolve_capacities(engine: Engine, capacities: Iterable[tuple[int, int]] | 
     for rows, drafted in capacities:
         if not (1 <= rows <= most and drafted >= 0):
             raise ValueError(
-                f"capacities: got ({rows}, {drafted}); expected 1..{most} rows, and 0 or more draft tokens of each"
+                f"capacities: got ({rows}, {drafted}); expected 1..{most} rows (max_rows of load), and 0 or more "
+                "draft tokens of each"
             )
         pairs.append((int(rows), min(int(drafted), engine._cache.max_length) if engine.drafter is not None else 0))
     return pairs or [(1, 0)]
@@ -169,7 +171,9 @@ def _rehearsal_engine(engine: Engine, budgets: Sequence[int], captured: bool) ->
     """An engine that shares target, drafter, rows and programs, and has requests of its own."""
     twin = copy(engine)
     twin._running, twin._queue, twin._updated_handles = {}, deque(), []
+    twin._abandoned = deque()
     twin.stats, twin.seconds = RequestStats(), Clock().seconds
+    twin._prefixes = PrefixSharing(engine.target, engine.needs, enabled=False)
     twin.tokenizer, twin.eos_token_ids = None, ()
     drafter = engine.drafter
     if drafter is not None and (drafter.needs.host_tokens or drafter.needs.cross_request):

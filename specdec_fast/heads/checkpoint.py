@@ -7,6 +7,7 @@ example `checkpoint_medusa.py`. Tests: tests/heads/test_checkpoint.py.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ SAFETENSORS, PICKLED = (".safetensors",), (".bin", ".pt", ".pth")
 ASSETS = Path(__file__).parents[1] / "assets"
 NAMES = ("model.safetensors", "pytorch_model.bin")
 """Names of weight files, each alone or as shards with an index, in order of preference."""
+_PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_SCALES = re.compile(r"[._](?:weight_scale\w*|input_scale|weight_packed|qweight|qzeros|scales|absmax|SCB)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def open_checkpoint(
 
     Raises:
         ValueError: If the place does not exist, a hub id cannot be reached, files are missing, truncated or contain
-            pickled code, or there is no key to read.
+            pickled code, there is no key to read, or the weights are quantized.
     """
     folder = find_folder(source, names)
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
@@ -104,7 +107,25 @@ def open_checkpoint(
     if not tensors:
         listed = ", ".join(file.name for file in files) or "the index"
         raise ValueError(f"{folder}: no key of {listed} {absent}")
+    _refuse_quantized(folder, tensors)
     return Checkpoint(str(source), folder, config, tensors)
+
+
+def _refuse_quantized(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuses quantized weights: without their scales they would be other numbers. Raises ValueError."""
+    odd = next(
+        (
+            key
+            for key, value in tensors.items()
+            if _SCALES.search(key) or (value.dim() > 1 and value.dtype not in _PLAIN)
+        ),
+        None,
+    )
+    if odd is not None:
+        raise ValueError(
+            f"{folder}: got quantized weights ({odd} is {str(tensors[odd].dtype).removeprefix('torch.')}); expected "
+            "float32, bfloat16 or float16: quantized heads are not supported; take the head's unquantized checkpoint"
+        )
 
 
 def find_folder(source: str | Path, names: Sequence[str] = NAMES) -> Path:
@@ -239,7 +260,12 @@ def load_tensors(
     found = [f"missing: {_list_keys(missing)}"] * bool(missing) + [f"nothing reads: {_list_keys(extra)}"] * bool(extra)
     found += [f"{named(key)} is {list(tensors[key].shape)}, expected {list(wanted[key].shape)}" for key in shaped[:4]]
     if found:
-        raise ValueError(f"head {source}: its tensors do not fit: {'; '.join(found)}; is this a head for this target?")
+        remedy = (
+            "is this a head for this target?"
+            if shaped
+            else "download it again if it is incomplete; otherwise its layout is not supported"
+        )
+        raise ValueError(f"head {source}: its tensors do not fit: {'; '.join(found)}; {remedy}")
     for key, value in tensors.items():
         if wanted[key].is_floating_point() and not bool(torch.isfinite(value.float()).all()):
             raise ValueError(f"head {source}: {named(key)} holds numbers that are not finite; download it again")

@@ -29,6 +29,7 @@ from specdec_fast.heads.checkpoint import (
     write_checkpoint,
 )
 from specdec_fast.heads.medusa import MedusaHeads
+from specdec_fast.heads.own_tables import PROJECTION, split_tables
 from specdec_kernels.unknown_names import unknown_name
 
 FILE = "medusa_lm_head.safetensors"
@@ -55,13 +56,12 @@ class _MedusaTensors:
     unknown: list[str] = field(default_factory=list)
 
 
-def load_medusa(source: str | Path, *, hidden_size: int, vocab_size: int, num_heads: int | None = None) -> MedusaHeads:
+def load_medusa(source: str | Path, target: Any, num_heads: int | None = None) -> MedusaHeads:
     """Loads Medusa heads for a target.
 
     Args:
         source: Folder or hub id.
-        hidden_size: Width of the target's hidden states.
-        vocab_size: Vocabulary of the target.
+        target: The target. A projection of all heads that equals the target's is not copied.
         num_heads: Heads to load, nearest positions first. None: all; config.json must then agree with the file.
             Published v0.1 files hold 5 heads and declare 2, so there it is required.
 
@@ -75,24 +75,27 @@ def load_medusa(source: str | Path, *, hidden_size: int, vocab_size: int, num_he
     opened = open_checkpoint(source, names=NAMES, keep=lambda key: _OWN.match(key) is not None)
     found = _parse_keys(opened)
     heads, layers = _sizes(opened, found, num_heads)
-    own = bool(found.projections) or found.shared is not None
     sample = next(iter(found.blocks.values()), None)
     if sample is None:
         sample = next(iter(found.projections.values()))
     refuse_other_size(
-        opened.source, "hidden size", sample.shape[-1], hidden_size, "take heads that were trained for this target"
+        opened.source,
+        "hidden size",
+        sample.shape[-1],
+        target.hidden_size,
+        "take heads that were trained for this target",
     )
-    token_ids = _token_ids(opened, found, vocab_size)
-    rows = vocab_size if token_ids is None else len(token_ids)
-    tensors = _stack_tensors(opened, found, heads, layers, rows, token_ids)
+    token_ids = _token_ids(opened, found, target.vocab_size)
+    tensors = _stack_tensors(opened, found, heads, layers, token_ids, target)
     made = MedusaHeads(
-        hidden_size,
-        vocab_size,
+        target.hidden_size,
+        target.vocab_size,
         heads,
         num_layers=layers,
         bias="bias" in tensors,
-        own_lm_head=own,
-        token_ids=None if token_ids is None else rows,
+        own_lm_head="lm_head" in tensors,
+        shared_lm_head="lm_head" in tensors and len(tensors["lm_head"]) < heads,
+        token_ids=None if token_ids is None else len(token_ids),
     )
     load_tensors(made, tensors, opened.source)
     return made.eval()
@@ -122,8 +125,8 @@ def _parse_keys(opened: Checkpoint) -> _MedusaTensors:
             found.shared = value
         else:
             found.unknown.append(name)
-    if found.in_model:
-        found.shared = None  # the projection of the model is the target's own
+    if found.in_model and found.projections:
+        found.shared = None  # the projection of the model itself
     if found.unknown or not (found.blocks or found.projections):
         odd = (found.unknown or list(opened.tensors))[0]
         raise ValueError(
@@ -190,7 +193,7 @@ def _token_ids(opened: Checkpoint, found: _MedusaTensors, vocab_size: int) -> Te
 
 
 def _stack_tensors(
-    opened: Checkpoint, found: _MedusaTensors, heads: int, layers: int, rows: int, token_ids: Tensor | None
+    opened: Checkpoint, found: _MedusaTensors, heads: int, layers: int, token_ids: Tensor | None, target: Any
 ) -> dict[str, Tensor]:
     """The tensors of `MedusaHeads`. Raises ValueError that names all keys that are missing or have another shape."""
     places = [(head, layer) for head in range(heads) for layer in range(layers)]
@@ -227,22 +230,37 @@ def _stack_tensors(
     if biased:
         tensors["bias"] = stack("bias")
     if projections:
-        cut = []
-        for head in range(heads):
-            value = projections[head]
-            if token_ids is not None and len(value) > rows:
-                value = value[token_ids]  # vLLM reads full projections with a map in this way
-            if list(value.shape) != [rows, hidden]:
-                what = "projection" if not found.vllm else f"lm_heads.{head}.weight"
-                raise ValueError(
-                    f"head {opened.source}: the {what} of head {head} is {list(value.shape)}; expected "
-                    f"{[rows, hidden]}, the target's vocabulary; take heads that were trained for this target"
-                )
-            cut.append(value)
-        tensors["lm_head"] = torch.stack(cut)
+        tensors |= _stack_projections(opened, projections, found.vllm, token_ids, target)
     if token_ids is not None:
         tensors["token_ids"] = token_ids
     return tensors
+
+
+def _stack_projections(
+    opened: Checkpoint, projections: Mapping[int, Tensor], vllm: bool, token_ids: Tensor | None, target: Any
+) -> dict[str, Tensor]:
+    """The tensor `lm_head`: one projection if the heads share it, none if that is the target's. Raises ValueError."""
+    cut: dict[int, Tensor] = {}
+    for head, value in projections.items():
+        if id(value) in cut:
+            continue
+        name = f"lm_heads.{head}.weight" if vllm else f"projection of head {head}"
+        rows, most = target.vocab_size, max(target.num_embeddings, target.vocab_size)
+        found = value
+        if token_ids is not None:
+            rows = most = len(token_ids)
+            found = value[token_ids] if len(value) > rows else value  # vLLM reads full projections with a map like this
+        if found.dim() != 2 or not rows <= len(found) <= most or found.shape[1] != target.hidden_size:
+            raise ValueError(
+                f"head {opened.source}: the {name} is {list(value.shape)}; expected {[rows, target.hidden_size]}, "
+                "the target's vocabulary; take heads that were trained for this target"
+            )
+        cut[id(value)] = found[:rows]
+    different = list(cut.values())
+    if len(different) > 1 or token_ids is not None:
+        return {"lm_head": torch.stack([cut[id(value)] for _, value in sorted(projections.items())])}
+    kept = split_tables({PROJECTION: different[0]}, opened.source, target, target.hidden_size)
+    return {"lm_head": kept[PROJECTION][None]} if kept else {}
 
 
 def save_medusa(
@@ -283,13 +301,13 @@ def save_medusa(
         tensors[f"{stem}weight"] = heads.weight[layer, head].to(dtype)
         if heads.bias is not None:
             tensors[f"{stem}bias"] = heads.bias[layer, head].to(dtype)
-    if heads.lm_head is not None:
+    one = lm_head if heads.lm_head is None else heads.lm_head[0] if len(heads.lm_head) < heads.num_heads else None
+    if vllm and one is not None:
+        tensors["lm_head.weight"] = one.to(dtype)
+    elif heads.lm_head is not None:
         for head in range(heads.num_heads):
             name = f"lm_heads.{head}.weight" if vllm else f"{head}.{heads.num_layers}.weight"
-            tensors[name] = heads.lm_head[head].to(dtype)
-    elif vllm:
-        assert lm_head is not None
-        tensors["lm_head.weight"] = lm_head.to(dtype)
+            tensors[name] = (heads.lm_head[head] if one is None else one.clone()).to(dtype)
     config: dict[str, Any] = {**(facts or {})}
     if vllm:
         reduced = heads.vocab_size
@@ -306,7 +324,7 @@ def save_medusa(
             "num_hidden_layers": heads.num_layers,
             "max_paths": 64,
             "topk": 10,
-            "original_lm_head": heads.lm_head is None,
+            "original_lm_head": one is not None,
             "medusa_fc_bias": heads.bias is not None,
         }
     else:

@@ -6,8 +6,9 @@
 | Qwen3-Next, Mellum | `mtp.` pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, and `mtp.layers.0.` of a layer |
 | MiMo | `model.mtp_layers.0.` token_layernorm, hidden_layernorm, input_proj, final_layernorm, and those of a layer |
 
-Copies of the target's embedding and projection (`embed_tokens`, `shared_head.head`) are not read: these are shared.
-Only the first of several modules is read; it drafts by repeated application. Tests: tests/heads/test_checkpoint_mtp.py.
+The module's embedding and projection are used if they differ from the target's: `embed_tokens`, and `shared_head.head`
+of DeepSeek or `lm_head` of the others. Only the first of several modules is read; it drafts by repeated application.
+Tests: tests/heads/test_checkpoint_mtp.py.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from specdec_fast.heads.checkpoint import (
     write_checkpoint,
 )
 from specdec_fast.heads.mtp import MtpHead, build_mtp_head
+from specdec_fast.heads.own_tables import EMBEDDING, PROJECTION, embedding_of, projection_of, split_tables
 from specdec_kernels.unknown_names import unknown_name
 
 FILE = "model.safetensors"
@@ -37,17 +39,38 @@ LAYOUTS: dict[str, tuple[str, str, dict[str, str]]] = {
     "deepseek": (
         "model.layers.{}.",
         "model.layers.{}.",
-        {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"},
+        {
+            "enorm": "enorm",
+            "hnorm": "hnorm",
+            "eh_proj": "eh_proj",
+            "norm": "shared_head.norm",
+            "embed_tokens": "embed_tokens",
+            "lm_head": "shared_head.head",
+        },
     ),
     "qwen": (
         "mtp.",
         "mtp.layers.{}.",
-        {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "norm": "norm"},
+        {
+            "enorm": "pre_fc_norm_embedding",
+            "hnorm": "pre_fc_norm_hidden",
+            "eh_proj": "fc",
+            "norm": "norm",
+            "embed_tokens": "embed_tokens",
+            "lm_head": "lm_head",
+        },
     ),
     "mimo": (
         "model.mtp_layers.{}.",
         "model.mtp_layers.{}.",
-        {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "norm": "final_layernorm"},
+        {
+            "enorm": "token_layernorm",
+            "hnorm": "hidden_layernorm",
+            "eh_proj": "input_proj",
+            "norm": "final_layernorm",
+            "embed_tokens": "embed_tokens",
+            "lm_head": "lm_head",
+        },
     ),
 }
 """Prefix of the module's own tensors, prefix of its layer's tensors, and names of the own ones."""
@@ -57,17 +80,17 @@ _ABSENT = (
     "head=FOLDER (examples/mtp_module.py trains one), use a trained head (eagle, eagle3, medusa, blockwise) or a "
     "drafter that needs none (ngram, suffix, recycling)"
 )
-_SHARED = re.compile(r"(?:^|\.)(?:embed_tokens|shared_head\.head|lm_head)\.weight$|rotary_emb\.")
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 _NUMBERED = re.compile(r"^(?:model\.(?:mtp_)?|mtp\.)layers\.(\d+)\.")
 
 
-def load_mtp(source: str | Path, target: Any) -> MtpHead:
+def load_mtp(source: str | Path, target: Any, own_tables: bool = True) -> MtpHead:
     """Loads the first multi-token prediction module of a checkpoint for a target.
 
     Args:
         source: Folder or hub id.
         target: The target, usually from the same checkpoint.
+        own_tables: False drafts with the target's embedding and projection even where the module's differ.
 
     Returns:
         The module.
@@ -89,12 +112,15 @@ def load_mtp(source: str | Path, target: Any) -> MtpHead:
     head.hidden_first = layout == "mimo"
     first = target.num_layers if layout == "deepseek" else 0
     _check_count(found, first)
-    tensors = _tensors(found, layout, first, target)
+    tensors = _tensors(found, layout, first)
+    tables = split_tables(tensors, str(source), target, target.hidden_size, own_tables)
+    head.embed_tokens = embedding_of(tables.get(EMBEDDING))
+    head.lm_head = projection_of(tables.get(PROJECTION))
 
     def named(key: str) -> str:
         return _layout_key(key, layout, first)
 
-    load_tensors(head, _stack_experts(tensors, named), str(source), named=named)
+    load_tensors(head, _stack_experts(tensors, named) | tables, str(source), named=named)
     return head
 
 
@@ -173,18 +199,13 @@ def _check_count(found: Checkpoint, first: int) -> None:
             )
 
 
-def _tensors(found: Checkpoint, layout: str, first: int, target: Any) -> dict[str, Tensor]:
+def _tensors(found: Checkpoint, layout: str, first: int) -> dict[str, Tensor]:
     """The first module's tensors by our names."""
     own, inner, names = LAYOUTS[layout]
     ours = {f"{own.format(first)}{theirs}.": f"{name}." for name, theirs in names.items()}
     tensors: dict[str, Tensor] = {}
     for key, value in found.tensors.items():
-        if _SHARED.search(key):
-            if key.endswith(".weight") and list(value.shape) != [target.num_embeddings, target.hidden_size]:
-                raise ValueError(
-                    f"head {found.source}: {key} is {list(value.shape)}; expected "
-                    f"{[target.num_embeddings, target.hidden_size]}, the target's; is this a head for this target?"
-                )
+        if "rotary_emb." in key:
             continue
         prefix = next((prefix for prefix in ours if key.startswith(prefix)), None)
         number = _NUMBERED.match(key)

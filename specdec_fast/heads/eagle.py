@@ -1,8 +1,9 @@
 """EAGLE-1 and EAGLE-2 heads: predict the next hidden state from a token's embedding and the hidden state before it.
 
 Place i of a row pairs the target's feature of token i with the embedding of token i + 1, so the sampled token is known.
-It predicts the feature of token i + 1, which the target's own projection turns into logits. The decoder layer is
-transformers' own, without its first norm. The variant with norms is that of vLLM's `speculators` (`layernorms`).
+It predicts the feature of token i + 1, which the target's projection turns into logits, unless the head was trained
+with tables of its own. The decoder layer is transformers' own, without its first norm. The variant with norms is that
+of vLLM's `speculators` (`layernorms`).
 Tests: tests/heads/test_eagle.py.
 """
 
@@ -27,6 +28,8 @@ class EagleHead(nn.Module):
         config: Configuration of its Llama, Qwen2 or Qwen3 layers, as transformers reads it.
         bias: Whether `fc` has a bias.
         layernorms: Norms of the embedding, before the layer and before the projection. Published heads have none.
+        embed_tokens: The head's own embedding. None: the target's.
+        lm_head: The head's own projection. None: the target's.
 
     Attributes:
         aux_hidden_states: Hidden states of the target that the head reads.
@@ -38,7 +41,15 @@ class EagleHead(nn.Module):
 
     token_ids: Tensor | None = None
 
-    def __init__(self, config: Any, *, bias: bool = True, layernorms: bool = False) -> None:
+    def __init__(
+        self,
+        config: Any,
+        *,
+        bias: bool = True,
+        layernorms: bool = False,
+        embed_tokens: nn.Embedding | None = None,
+        lm_head: nn.Linear | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
         self.aux_hidden_states: tuple[str, ...] = ("final_norm",)
@@ -50,6 +61,8 @@ class EagleHead(nn.Module):
         self.embedding_layernorm = rms_norm(config) if layernorms else None
         self.pre_lm_head_layernorm = rms_norm(config) if layernorms else None
         self.rotary_emb = rotary(config)
+        self.windows = sliding_windows(config)
+        self.embed_tokens, self.lm_head = embed_tokens, lm_head
 
     def fuse(self, aux_hidden_states: Sequence[Tensor]) -> Tensor:
         """Fuses hidden states [M, hidden] of the target, in the order of the attribute, into features [M, hidden]."""
@@ -70,13 +83,14 @@ class EagleHead(nn.Module):
         embedded = embedded if self.embedding_layernorm is None else self.embedding_layernorm(embedded)
         hidden = self.fc(torch.cat([embedded, features.to(embedded.dtype)], dim=-1))
         rotation = self.rotary_emb(hidden, position_ids)
-        for layer in self.layers:
-            hidden = layer(hidden, position_ids=position_ids, position_embeddings=rotation, **context)
+        for layer, window in zip(self.layers, self.windows):
+            hidden = layer(hidden, position_ids=position_ids, position_embeddings=rotation, **context, **window)
         return hidden
 
     def read(self, hidden: Tensor, lm_head: Any) -> Tensor:
-        """Returns the logits of predicted features [..., hidden], by the target's projection `lm_head`."""
-        found: Tensor = lm_head(hidden if self.pre_lm_head_layernorm is None else self.pre_lm_head_layernorm(hidden))
+        """Returns the logits of predicted features [..., hidden], by the head's own projection or the target's."""
+        project = lm_head if self.lm_head is None else self.lm_head
+        found: Tensor = project(hidden if self.pre_lm_head_layernorm is None else self.pre_lm_head_layernorm(hidden))
         return found
 
 
@@ -87,6 +101,18 @@ def decoder_layers(config: Any) -> list[nn.Module]:
         raise ValueError(unknown_name("head layers of model_type", kind, LAYERS))
     layer: Any = getattr(import_module(f"transformers.models.{kind}.modeling_{kind}"), LAYERS[kind])
     return [layer(config, index) for index in range(config.num_hidden_layers)]
+
+
+def sliding_windows(config: Any) -> list[dict[str, int]]:
+    """Returns the argument `sliding_window` of each layer whose type names it, else no argument.
+
+    transformers' Qwen layers read the configuration themselves; its Llama layers do not.
+    """
+    kinds, window = getattr(config, "layer_types", None) or [], getattr(config, "sliding_window", None)
+    count = config.num_hidden_layers
+    if config.model_type != "llama" or not window or len(kinds) < count:
+        return [{}] * count
+    return [{"sliding_window": window} if kind == "sliding_attention" else {} for kind in kinds[:count]]
 
 
 def rotary(config: Any) -> nn.Module:

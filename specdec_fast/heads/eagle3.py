@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: three fused hidden states of the target, a wide first layer, and a vocabulary of their own.
+"""EAGLE-3 heads: fused hidden states of the target, a wide first layer, and often a vocabulary of their own.
 
 Place i of a row pairs the fused hidden states of token i with the embedding of token i + 1. Behind the newest token,
 the head's own output replaces the fused states. The variants of norms are those of vLLM's `speculators`.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec_fast.heads.eagle import decoder_layers, rms_norm, rotary
+from specdec_fast.heads.eagle import decoder_layers, rms_norm, rotary, sliding_windows
 
 
 class Eagle3Head(nn.Module):
@@ -25,11 +25,14 @@ class Eagle3Head(nn.Module):
         draft_vocab_size: Columns of the logits.
         aux_hidden_states: Hidden states of the target that the head reads, usually three.
         target_hidden_size: Width of these states. None: the head's own.
+        fuses: Whether `fc` fuses the states. Without it the head reads one state as it is.
+        bias: Whether `fc` has a bias.
         norm_before_residual: The first layer adds to the normed features.
         norm_before_fc: One norm over the joined hidden states.
         fc_norm: One norm for each of them.
         norm_output: The output that feeds the next place is normed.
-        own_embedding: The head has an embedding of its own.
+        embed_tokens: The head's own embedding. None: the target's.
+        own_lm_head: Whether the head has a projection of its own. Otherwise the target's is used.
 
     Attributes:
         d2t: Column c stands for id c + d2t[c], int64 [draft_vocab_size].
@@ -48,11 +51,14 @@ class Eagle3Head(nn.Module):
         draft_vocab_size: int,
         aux_hidden_states: Sequence[str],
         target_hidden_size: int | None = None,
+        fuses: bool = True,
+        bias: bool = False,
         norm_before_residual: bool = False,
         norm_before_fc: bool = False,
         fc_norm: bool = False,
         norm_output: bool = False,
-        own_embedding: bool = False,
+        embed_tokens: nn.Embedding | None = None,
+        own_lm_head: bool = True,
     ) -> None:
         super().__init__()
         self.config = config
@@ -61,7 +67,7 @@ class Eagle3Head(nn.Module):
         self.hidden_size: int = config.hidden_size
         self.norm_before_residual, self.norm_output = norm_before_residual, norm_output
         joined_size = len(self.aux_hidden_states) * (target_hidden_size or config.hidden_size)
-        self.fc = nn.Linear(joined_size, config.hidden_size, bias=False)
+        self.fc = nn.Linear(joined_size, config.hidden_size, bias=bias) if fuses else None
         self.input_norm = rms_norm(config, joined_size) if norm_before_fc else None
         each = (
             [rms_norm(config, joined_size // len(self.aux_hidden_states)) for _ in self.aux_hidden_states]
@@ -76,27 +82,29 @@ class Eagle3Head(nn.Module):
             narrow = getattr(first.self_attn, name)
             bias = narrow.bias is not None
             setattr(first.self_attn, name, nn.Linear(2 * config.hidden_size, narrow.out_features, bias=bias))
-        self.norm = rms_norm(config)
-        self.lm_head = nn.Linear(config.hidden_size, draft_vocab_size, bias=False)
-        self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size) if own_embedding else None
+        self.norm: Any = rms_norm(config)
+        self.draft_vocab_size = draft_vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, draft_vocab_size, bias=False) if own_lm_head else None
+        self.embed_tokens = embed_tokens
         self.rotary_emb = rotary(config)
+        self.windows = sliding_windows(config)
         self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
 
     @property
     def token_ids(self) -> Tensor | None:
         """Target ids of the columns of the logits, int64 [draft_vocab_size]. None: all ids."""
-        if self.lm_head.out_features == self.vocab_size:
+        if self.draft_vocab_size == self.vocab_size:
             return None
         return self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
 
     def fuse(self, aux_hidden_states: Sequence[Tensor]) -> Tensor:
         """Fuses hidden states [M, target hidden], in the order of the attribute, into features [M, hidden]."""
-        parts = [aux_hidden_state.to(self.fc.weight.dtype) for aux_hidden_state in aux_hidden_states]
+        parts = [aux_hidden_state.to(self.norm.weight.dtype) for aux_hidden_state in aux_hidden_states]
         if self.fc_norm is not None:
             parts = [norm(part) for norm, part in zip(self.fc_norm, parts)]
         joined = torch.cat(parts, dim=-1)
-        found: Tensor = self.fc(joined if self.input_norm is None else self.input_norm(joined))
-        return found
+        joined = joined if self.input_norm is None else self.input_norm(joined)
+        return joined if self.fc is None else self.fc(joined)
 
     def forward(self, embedded: Tensor, features: Tensor, position_ids: Tensor, **context: Any) -> Tensor:
         """Predicts the features of the next positions.
@@ -115,14 +123,15 @@ class Eagle3Head(nn.Module):
         residual = normed if self.norm_before_residual else features
         rotation = self.rotary_emb(features, position_ids)
         wide = torch.cat([first.input_layernorm(embedded.to(normed.dtype)), normed], dim=-1)
-        arguments = {"attention_mask": None, **context}
+        arguments = {"attention_mask": None, **context, **self.windows[0]}
         hidden = residual + first.self_attn(hidden_states=wide, position_embeddings=rotation, **arguments)[0]
         hidden = hidden + first.mlp(first.post_attention_layernorm(hidden))
-        for layer in self.layers[1:]:
-            hidden = layer(hidden, position_ids=position_ids, position_embeddings=rotation, **context)
+        for layer, window in zip(self.layers[1:], self.windows[1:]):
+            hidden = layer(hidden, position_ids=position_ids, position_embeddings=rotation, **context, **window)
         return self.norm(hidden) if self.norm_output else hidden
 
     def read(self, hidden: Tensor, lm_head: Any) -> Tensor:
-        """Returns the logits [..., draft_vocab_size] of predicted features. The target's `lm_head` is not used."""
-        found: Tensor = self.lm_head(hidden if self.norm_output else self.norm(hidden))
+        """Returns the logits [..., columns] of predicted features, by the head's own projection or the target's."""
+        project = lm_head if self.lm_head is None else self.lm_head
+        found: Tensor = project(hidden if self.norm_output else self.norm(hidden))
         return found

@@ -23,12 +23,13 @@ class MedusaHeads(nn.Module):
         num_layers: Residual blocks per head.
         bias: Whether blocks have a bias.
         own_lm_head: Every head has a projection; otherwise the target's is used.
+        shared_lm_head: All heads have one projection of their own.
         token_ids: Number of tokens that the projections know. None: all.
 
     Attributes:
         weight: [layers, heads, hidden, hidden].
         bias: [layers, heads, hidden], or None.
-        lm_head: [heads, V, hidden], or None.
+        lm_head: [heads, V, hidden], [1, V, hidden] if the heads share it, or None.
         token_ids: Target id of each row of `lm_head`, int64 [V]. None: all ids.
 
     Raises:
@@ -49,6 +50,7 @@ class MedusaHeads(nn.Module):
         num_layers: int = 1,
         bias: bool = True,
         own_lm_head: bool = True,
+        shared_lm_head: bool = False,
         token_ids: int | None = None,
     ) -> None:
         super().__init__()
@@ -64,7 +66,8 @@ class MedusaHeads(nn.Module):
         self.weight = nn.Parameter(torch.zeros(num_layers, num_heads, hidden_size, hidden_size))
         self.bias = nn.Parameter(torch.zeros(num_layers, num_heads, hidden_size)) if bias else None
         rows = vocab_size if token_ids is None else token_ids
-        self.lm_head = nn.Parameter(torch.zeros(num_heads, rows, hidden_size)) if own_lm_head else None
+        projections = 1 if shared_lm_head else num_heads
+        self.lm_head = nn.Parameter(torch.zeros(projections, rows, hidden_size)) if own_lm_head else None
         ids = None if token_ids is None else torch.zeros(token_ids, dtype=torch.int64)
         self.register_buffer("token_ids", ids)
 
@@ -102,6 +105,8 @@ class MedusaHeads(nn.Module):
             ValueError: If a projection is required and missing.
         """
         x = self.hidden(states)
+        if self.lm_head is not None and self.lm_head.shape[0] < self.num_heads:
+            return functional.linear(x, self.lm_head[0])
         if self.lm_head is not None:
             return torch.bmm(x, self.lm_head.transpose(1, 2))
         if lm_head is None:

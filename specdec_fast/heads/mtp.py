@@ -3,8 +3,8 @@ target.
 
 Place i of a row pairs the target's last hidden state of token i with the embedding of token i + 1, each under its own
 norm. A projection joins both, and a decoder layer and a norm follow. The target's projection turns the result into
-logits of token i + 2. The result also replaces the hidden state of the next place, so one module can draft any number
-of tokens. Tests: tests/heads/test_mtp.py.
+logits of token i + 2, unless the module has tables of its own. The result also replaces the hidden state of the next
+place, so one module can draft any number of tokens. Tests: tests/heads/test_mtp.py.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ class MtpHead(nn.Module):
         rotary_emb: Rotary embedding of the target's type.
         hidden_first: The projection reads the hidden state before the embedding (MiMo); otherwise behind it.
 
+    Attributes:
+        embed_tokens: The module's own embedding. None: the target's.
+        lm_head: The module's own projection. None: the target's.
+
     Source:
         DeepSeek-AI 2024 (DeepSeek-V3), section 2.2.
     """
@@ -45,6 +49,8 @@ class MtpHead(nn.Module):
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
         self.layer = layer
         self.rotary_emb = rotary_emb
+        self.embed_tokens: nn.Embedding | None = None
+        self.lm_head: nn.Linear | None = None
 
     def fuse(self, aux_hidden_states: Sequence[Tensor]) -> Tensor:
         """Fuses hidden states [M, hidden] of the target, in the order of the attribute, into features [M, hidden]."""
@@ -71,8 +77,8 @@ class MtpHead(nn.Module):
         return found
 
     def read(self, hidden: Tensor, lm_head: Any) -> Tensor:
-        """Returns the logits of predicted features [..., hidden], by the target's projection `lm_head`."""
-        found: Tensor = lm_head(hidden)
+        """Returns the logits of predicted features [..., hidden], by the module's own projection or the target's."""
+        found: Tensor = (lm_head if self.lm_head is None else self.lm_head)(hidden)
         return found
 
 

@@ -34,6 +34,10 @@ class StateView(Protocol):
         """Returns the number of prompt tokens of a row."""
         ...
 
+    def cache_salt(self, row: int) -> str | None:
+        """Returns a name of the rows with which a row may share stored prefixes. None: it shares with no row."""
+        ...
+
     def sampling(self, rows: Sequence[int]) -> SamplingTensors:
         """Returns the sampling parameters of rows, packed as tensors [B] in the order of `rows`."""
         ...
@@ -95,7 +99,8 @@ class Drafter(Protocol):
             view: Committed data.
             rows: Rows that join.
             prompt_output: Hidden states of all committed tokens but the roots, [M, hidden] by name, row after row. None
-                if the drafter needs none.
+                if the drafter needs none. With `Needs.all_prompt_states=False`, `num_shared` first tokens of each row
+                may have none.
         """
         ...
 

@@ -85,10 +85,13 @@ class TargetOutput:
     Attributes:
         logits: Logits of the N nodes that the caller requested, any float dtype, [N, V]; None if it requested none.
         aux_hidden_states: Hidden states of all M nodes by name, [M, hidden] each.
+        num_shared: After a prefill: the number of first tokens of each row that have no states here, because their keys
+            and values were shared with an earlier request. Empty if all tokens have states.
     """
 
     logits: Tensor | None
     aux_hidden_states: dict[str, Tensor] = field(default_factory=dict)
+    num_shared: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -123,8 +126,11 @@ class Needs:
     Attributes:
         topology: Shape of the drafts.
         aux_hidden_states: Hidden states that the target returns for prompts and in every step: "entering:i" (input of
-            layer i) or "final_norm".
+            layer i; with i the number of layers, the output of the last one) or "final_norm".
         prompt_aux_hidden_states: Hidden states that the target returns for prompts only. They do not change the steps.
+        all_prompt_states: The drafter needs the hidden states of all prompt tokens. Otherwise it does without those of
+            tokens whose keys and values are shared with an earlier request (`TargetOutput.num_shared`). Only drafters
+            whose drafts may depend on other requests anyway (`cross_request`) can do without.
         host_tokens: The drafter reads committed tokens on the host. This requires `step_mode="sync"`.
         own_cache: The drafter keeps keys and values of its own.
         partial_layers: The drafter runs some layers of the target over the target's cache.
@@ -143,6 +149,7 @@ class Needs:
     topology: Literal["chain", "tree"] = "chain"
     aux_hidden_states: tuple[str, ...] = ()
     prompt_aux_hidden_states: tuple[str, ...] = ()
+    all_prompt_states: bool = True
     host_tokens: bool = False
     own_cache: bool = False
     partial_layers: bool = False

@@ -17,7 +17,8 @@ class KVCache(Protocol):
     """A transactional key/value cache.
 
     A step stages its nodes, then commits one path per request; all other nodes are forgotten. Lengths are absolute.
-    `specdec_fast.cache.PagedCache` implements it.
+    `specdec_fast.cache.PagedCache` implements it. Engines share prefixes over caches that have its methods too:
+    `page_names`, `has_pages_for`, `adopt` and `name_pages`.
 
     Attributes:
         lengths: Committed tokens of each row, int32 [max_rows].
@@ -72,6 +73,9 @@ class KVCache(Protocol):
         Args:
             rows: int32 [B], or host integers.
             lengths: New length of each row, int32 [B], or host integers.
+
+        Raises:
+            ValueError: If a host integer is negative or longer than the row.
         """
         ...
 
@@ -104,7 +108,8 @@ class KVCache(Protocol):
 class Target(Protocol):
     """A model that scores packed token trees over a cache of its own.
 
-    `specdec_fast.targets.HuggingFaceTarget` implements it for transformers models.
+    `specdec_fast.targets.HuggingFaceTarget` implements it for transformers models. A target may have a method
+    `has_changed_weights()`: whether weights have changed since the last call. Engines then forget stored prefixes.
 
     Attributes:
         vocab_size: V, the number of token ids.

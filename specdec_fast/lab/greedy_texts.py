@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specdec_fast.engine.engine import Engine
-from specdec_fast.engine.request import Prompt
+from specdec_fast.engine.prompts import Prompt
 from specdec_fast.lab.text_positions import ROUNDING, plain_logits
 from specdec_fast.sampling.params import SamplingParams
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specdec_fast.engine.engine import Engine
-from specdec_fast.engine.request import Prompt
+from specdec_fast.engine.prompts import Prompt
 from specdec_fast.lab import exact_distributions as exact_part
 from specdec_fast.lab.backend_agreement import Agreement, run_agreement
 from specdec_fast.lab.count_distances import Spread, spread

@@ -21,7 +21,7 @@ from torch import Tensor
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.engine import Engine
-from specdec_fast.engine.request import Prompt
+from specdec_fast.engine.prompts import Prompt
 from specdec_fast.interfaces import Acceptance, Rng, Rule
 from specdec_fast.lab.draft_logits_oracle import PlainDraft, plain_draft, plain_output
 from specdec_fast.lab.rational_oracle import dist_of_logits

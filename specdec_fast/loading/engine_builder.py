@@ -1,9 +1,9 @@
-"""Builds an engine from model names, and refuses parts that do not fit together. Tests: tests/test_loading.py."""
+"""Builds an engine from model names, and refuses parts that do not fit together. Tests: tests/loading/."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,47 +20,22 @@ from specdec_fast.drafters import (
     may_take_draft,
 )
 from specdec_fast.engine.engine import Engine
-from specdec_fast.engine.request import Prompt
+from specdec_fast.engine.prompts import Prompt
 from specdec_fast.interfaces import Drafter, Rule
-from specdec_fast.loading.models import EXPECTED, check_device, load_model, resolve_dtype
+from specdec_fast.loading.model_options import ModelOptions
+from specdec_fast.loading.model_targets import find_model
+from specdec_fast.loading.models import check_device, resolve_dtype
+from specdec_fast.loading.sampling_defaults import check_sampling, resolve_defaults
 from specdec_fast.loading.tokenizers import check_same_tokenizer, eos_ids, load_tokenizer
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 from specdec_fast.rules import DEFAULT, get_rule, rule_for
 from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.targets.fused_forward import widen_small_model
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_fast.targets.int8_weights import quantize_linear_layers
-from specdec_fast.targets.model_support import UnsupportedModelError
 from specdec_fast.tune.rule_selection import sample_ways
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@contextmanager
-def _naming_model(what: str) -> Iterator[None]:
-    """Adds the model's role to errors about unsupported models."""
-    try:
-        yield
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{what}: {error}") from None
-
-
-def _check_weights(weights: str | None, target: object, device: str, dtype: str | torch.dtype) -> None:
-    """Refuses a kind of weights that is unknown or that this target cannot have, before anything is loaded."""
-    if weights is None:
-        return
-    if weights != "int8":
-        raise ValueError(f"weights: got {weights!r}; expected 'int8', or None for the weights as loaded")
-    if not isinstance(target, (str, Path)):
-        raise ValueError(
-            "weights: got 'int8' and a loaded model, which would lose its own weights; expected a name or folder; "
-            "specdec_fast.targets.int8_weights.quantize_linear_layers(model) quantizes a model in place"
-        )
-    if torch.device(device).type != "cpu":
-        raise ValueError(f"weights: got 'int8' on {device}; expected device='cpu', the one that has a kernel for it")
-    if resolve_dtype(dtype) == torch.float64:
-        raise ValueError("weights: got 'int8' and dtype float64; expected float32, bfloat16 or float16")
 
 
 @explain_arguments(SamplingParams)
@@ -75,6 +50,12 @@ def load(
     tokenizer: Any = None,
     dtype: str | torch.dtype = "float32",
     device: str = "cpu",
+    device_map: Any = None,
+    adapter: str | Path | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    model_options: Mapping[str, Any] | None = None,
+    draft_model_options: Mapping[str, Any] | None = None,
     max_rows: int = 8,
     max_length: int | None = None,
     page_size: int = 16,
@@ -87,20 +68,30 @@ def load(
     step_mode: str = "auto",
     temperature: float | None = None,
     sample: Sequence[tuple[Prompt, SamplingParams]] = (),
+    prefix_sharing: bool = True,
+    sampling: SamplingParams | str | None = None,
 ) -> Engine:
     """Builds an engine from model names.
 
     Args:
-        target: The target: a bundled name ("demo-target", "demo-draft"), a folder, a hub id, or a loaded transformers
-            model.
+        target: The target: a bundled name ("demo-target", "demo-draft"), a folder, a GGUF file, a hub id, the folder of
+            a PEFT adapter, a loaded transformers model, or a PeftModel. Objects are given back as they were when the
+            engine is closed or garbage collected.
         draft: The draft model, in the same form, or None.
         drafter: Name of the drafter. Default: "draft_model" if there is a draft model, else none.
         drafter_options: Further arguments of the drafter's constructor.
         rule: Verification rule, by name or as an object.
         num_draft_tokens: Draft tokens per step. None for the drafter's default.
-        tokenizer: A transformers tokenizer, or a folder or hub id that has one. Default: the target's.
+        tokenizer: A transformers tokenizer, or a folder, GGUF file or hub id that has one. Default: the target's.
         dtype: Dtype of the models that are loaded here.
         device: Device of the models that are loaded here.
+        device_map: Devices of the target's layers, in place of `device`: "auto", a device, or devices by module.
+        adapter: Folder or hub id of a PEFT adapter. Its weights are merged into the target's.
+        revision: Branch, tag or commit of the target on the hub.
+        trust_remote_code: Run Python code that comes with checkpoints. Without it such a checkpoint is refused.
+        model_options: Further arguments of from_pretrained for the target, such as `quantization_config`, `token`,
+            `subfolder` or `local_files_only`.
+        draft_model_options: Such arguments for the draft model, `revision` and `device_map` included.
         max_rows: Most running requests.
         max_length: Most tokens of a request, prompt included. Default: the model's limit, at most 4,096.
         page_size: Tokens of a cache page.
@@ -116,6 +107,10 @@ def load(
         temperature: Temperature of all requests if it is known. Rule `best` chooses by it.
         sample: Typical requests. Rule `best` generates their first tokens to choose how to draft. Without them it
             chooses by what holds for every draft.
+        prefix_sharing: Requests whose texts begin alike share pages of the cache, as in `Engine`.
+        sampling: Sampling parameters of requests without any. "model" follows what the model's generation config sets
+            (do_sample, temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, ...). None keeps the
+            neutral defaults of `SamplingParams`, and logs what the generation config would set.
 
     Returns:
         The engine.
@@ -124,8 +119,8 @@ def load(
         ValueError: If something cannot be loaded, or if the parts do not fit together.
     """
     check_device(device)
-    resolve_dtype(dtype)
-    _check_weights(weights, target, device, dtype)
+    wanted = resolve_dtype(dtype)
+    check_sampling(sampling)
     selected, policy = get_rule(rule), budget_for(budget)
     name = drafter or ("draft_model" if draft is not None else None)
     options: dict[str, Any] = {**(drafter_options or {})}
@@ -142,86 +137,84 @@ def load(
         takers = [each for each in drafter_names() if may_take_draft(each)]
         raise ValueError(f"draft: got a draft model and drafter {name!r}; expected {' or '.join(takers)}, or no draft")
 
-    def from_any(source: str | Path | PreTrainedModel, what: str) -> PreTrainedModel:
-        if isinstance(source, (str, Path)):
-            return load_model(source, dtype, device, what=what)
-        if not isinstance(source, torch.nn.Module):
-            raise ValueError(f"{what}: got {type(source).__name__}; {EXPECTED}, or a loaded transformers model")
-        return source
+    files = ModelOptions(revision, trust_remote_code, device_map, adapter, weights, model_options or {})
+    draft_files = ModelOptions(trust_remote_code=trust_remote_code, more=draft_model_options or {})
+    files.check(device, dtype=wanted)
+    draft_files.check(device, "draft_model_options")
+    if draft is None and draft_model_options:
+        raise ValueError(f"draft_model_options: got {draft_model_options} and no draft model; expected draft=MODEL")
+    with ExitStack() as undo:  # a refused engine leaves models as they were
+        found = find_model(target, dtype, device, "model", files, with_tokenizer=tokenizer is None)
+        if isinstance(tokenizer, (str, Path)):
+            place, tokenizer = tokenizer, load_tokenizer(tokenizer, files.elsewhere())
+            if tokenizer is None:
+                expected = "expected a folder, GGUF file or hub id that has one"
+                raise ValueError(f"tokenizer: got {str(place)!r}, which has none; {expected}")
+        elif tokenizer is None:
+            tokenizer = found.tokenizer
+        vocab_size = None if tokenizer is None else vocabulary_size(tokenizer)
+        shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
+        sizes: dict[str, Any] = {"max_length": max_length, "num_pages": num_pages, "vocab_size": vocab_size}
+        ours = found.open("model", fused_forward=fused_forward, **sizes, **shape)
+        undo.callback(ours.close)
 
-    model = from_any(target, "model")
-    if weights is not None:
-        quantize_linear_layers(model)
-    if isinstance(tokenizer, (str, Path)):
-        place, tokenizer = tokenizer, load_tokenizer(tokenizer)
-        if tokenizer is None:
-            raise ValueError(f"tokenizer: got {str(place)!r}, which has none; expected a folder or hub id that has one")
-    elif tokenizer is None and isinstance(target, (str, Path)):
-        tokenizer = load_tokenizer(target)
-    vocab_size = None if tokenizer is None else vocabulary_size(tokenizer)
-    shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
-    with _naming_model("model"):
-        ours = HuggingFaceTarget(
-            model,
-            max_length=max_length,
-            num_pages=num_pages,
-            vocab_size=vocab_size,
-            fused_forward=fused_forward,
-            **shape,
-        )
+        def open_draft() -> HuggingFaceTarget:
+            assert draft is not None
+            small = find_model(draft, dtype, device, "draft", draft_files)
+            if not small.is_given:
+                widen_small_model(small.model)
+            theirs, size = small.tokenizer, vocab_size
+            if options.get("tokenizers", "same") == "same":
+                check_same_tokenizer(tokenizer, theirs, ours.vocab_size)
+            elif theirs is not None:
+                size = vocabulary_size(theirs)
+            if small.model is found.model:
+                raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
+            opened = small.open("draft", max_length=ours.max_length, vocab_size=size, fused_forward=None, **shape)
+            undo.callback(opened.close)
+            opened.tokenizer = theirs
+            return opened
 
-    def open_draft() -> HuggingFaceTarget:
-        assert draft is not None
-        small, theirs = from_any(draft, "draft"), None
-        if isinstance(draft, (str, Path)):
-            small, theirs = widen_small_model(small), load_tokenizer(draft)
-        size = vocab_size
-        if options.get("tokenizers", "same") == "same":
-            check_same_tokenizer(tokenizer, theirs)
-        elif theirs is not None:
-            size = vocabulary_size(theirs)
-        if small is model:
-            raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
-        with _naming_model("draft"):
-            small_one = HuggingFaceTarget(
-                small, max_length=ours.max_length, vocab_size=size, fused_forward=None, **shape
-            )
-        small_one.tokenizer = theirs
-        return small_one
+        drafts: list[HuggingFaceTarget] = []
 
-    opened: list[HuggingFaceTarget] = []
+        def make(prefers: str) -> Drafter:
+            """Builds the drafter. Each call reuses the draft models of the one before, in the order of opening."""
+            numbers = count()
 
-    def make(prefers: str) -> Drafter:
-        """Builds the drafter. Each call reuses the draft models of the one before, in the order of opening."""
-        numbers = count()
+            def next_draft() -> HuggingFaceTarget:
+                at = next(numbers)
+                if at == len(drafts):
+                    drafts.append(open_draft())
+                return drafts[at]
 
-        def next_draft() -> HuggingFaceTarget:
-            at = next(numbers)
-            if at == len(opened):
-                opened.append(open_draft())
-            return opened[at]
+            take = None if draft is None else next_draft
+            return make_drafter(name or "", options, target=ours, tokenizer=tokenizer, draft=take, prefers=prefers)
 
-        take = None if draft is None else next_draft
-        return make_drafter(name or "", options, target=ours, tokenizer=tokenizer, draft=take, prefers=prefers)
-
-    made, why = None, None
-    if name is not None:
-        prefers = getattr(selected, "prefers", "coupled")
-        made = make(prefers)
-        preferred = getattr(rule_for(selected, made.needs, temperature)[0], "prefers", prefers)
-        choose: Any = getattr(selected, "choose_rule", None)
-        undecided = choose is not None and made.needs.dists and temperature != 0 and sample
-        if undecided and not make("greedy").needs.dists:  # the options do not fix how tokens are picked
-            sample_budget = policy if hasattr(policy, "configure_drafter") else "fixed"
-            estimates = sample_ways(ours, made, sample, tokenizer, sample_budget)
-            selected, why, preferred = choose(made.needs, temperature, estimates)
-            made = make(preferred)  # a fresh drafter, which has not seen the sample
-        elif preferred != prefers:  # the rule that `best` chose prefers another way to pick
-            made = make(preferred)
-    # the target generates no other ids
-    found = [token for token in eos_ids(model, tokenizer) if 0 <= token < ours.vocab_size]
-    ids = found if eos_token_ids is None else eos_token_ids
-    given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
-    engine = Engine(ours, made, rule=selected, eos_token_ids=ids, temperature=temperature, **given)
-    engine.why_rule = why or engine.why_rule
+        made, why = None, None
+        if name is not None:
+            prefers = getattr(selected, "prefers", "coupled")
+            made = make(prefers)
+            preferred = getattr(rule_for(selected, made.needs, temperature)[0], "prefers", prefers)
+            choose: Any = getattr(selected, "choose_rule", None)
+            undecided = choose is not None and made.needs.dists and temperature != 0 and sample
+            if undecided and not make("greedy").needs.dists:  # the options do not fix how tokens are picked
+                sample_budget = policy if hasattr(policy, "configure_drafter") else "fixed"
+                estimates = sample_ways(ours, made, sample, tokenizer, sample_budget)
+                selected, why, preferred = choose(made.needs, temperature, estimates)
+                made = make(preferred)  # a fresh drafter, which has not seen the sample
+            elif preferred != prefers:  # the rule that `best` chose prefers another way to pick
+                made = make(preferred)
+        # the target generates no other ids
+        ends = [token for token in eos_ids(found.model, tokenizer) if 0 <= token < ours.vocab_size]
+        ids = ends if eos_token_ids is None else eos_token_ids
+        if made is not None and hasattr(policy, "calibrate"):
+            policy.calibrate(ours, getattr(made, "num_draft_tokens", 1))
+        given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
+        defaults = resolve_defaults(sampling, getattr(found.model, "generation_config", None), ids, ours.vocab_size)
+        given |= {"prefix_sharing": prefix_sharing, "default_params": defaults}
+        engine = Engine(ours, made, rule=selected, eos_token_ids=ids, temperature=temperature, **given)
+        engine.why_rule = why or engine.why_rule
+        for each in drafts:
+            engine.on_close(each.close)
+        undo.pop_all()
     return engine

@@ -1,25 +1,31 @@
-"""Loads models of transformers: bundled ones, folders, and hub ids. Tests: tests/test_loading.py."""
+"""Loads models of transformers: bundled ones, folders, GGUF files, adapters, and hub ids.
+
+Tests: tests/loading/test_models.py, tests/loading/test_gguf.py, tests/loading/test_adapters.py.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec_fast.targets.model_support import UnsupportedModelError
-from specdec_kernels.unknown_names import closest, unknown_name
+from specdec_fast.loading.adapters import merge_adapter
+from specdec_fast.loading.error_text import first_line
+from specdec_fast.loading.gguf_config import check_all_weights_used, complete_config
+from specdec_fast.loading.gguf_reader import end_ids, fetch_gguf, open_gguf, shared_gguf_reading
+from specdec_fast.loading.load_failures import explain_failure
+from specdec_fast.loading.model_options import ModelOptions
+from specdec_fast.loading.model_sources import ModelSource, base_of_adapter, resolve_source
+from specdec_fast.targets.int8_weights import quantize_linear_layers
+from specdec_kernels.unknown_names import unknown_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ASSETS = Path(__file__).parents[1] / "assets"
-BUNDLED = {"demo-target": ASSETS / "demo-target", "demo-draft": ASSETS / "demo-draft"}
-EXPECTED = f"expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json and weights"
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -69,15 +75,22 @@ def _no_bars() -> Iterator[None]:
 
 
 def load_model(
-    source: str | Path, dtype: str | torch.dtype = "float32", device: str = "cpu", *, what: str = "model"
+    source: str | Path,
+    dtype: str | torch.dtype = "float32",
+    device: str = "cpu",
+    *,
+    what: str = "model",
+    options: ModelOptions | None = None,
 ) -> PreTrainedModel:
     """Loads a causal language model of transformers.
 
     Args:
-        source: A bundled name ("demo-target", "demo-draft"), a folder, or a hub id.
-        dtype: Dtype of the weights.
+        source: A bundled name ("demo-target", "demo-draft"), a folder, a GGUF file, a hub id, or the folder of a PEFT
+            adapter that names its model.
+        dtype: Dtype of the weights. Those of GGUF files are converted to it.
         device: Device of the weights.
         what: Name of the model in messages.
+        options: Revision, trust, devices, adapter, int8 weights, and further arguments of from_pretrained.
 
     Returns:
         The model in evaluation mode.
@@ -86,72 +99,85 @@ def load_model(
         ValueError: If there is no such model, if it cannot be loaded, or if its weights are incomplete.
         UnsupportedModelError: If it is no decoder-only causal language model.
     """
+    wanted, options = resolve_dtype(dtype), options or ModelOptions()
+    options.check(device, dtype=wanted)
+    found = resolve_source(source, what)
+    if found.is_adapter:
+        if options.adapter is not None:
+            raise ValueError(
+                f"{what}: got {found.name!r}, an adapter, and adapter={str(options.adapter)!r}; expected one"
+            )
+        return load_model(
+            base_of_adapter(found, what), dtype, device, what=what, options=replace(options, adapter=found.place)
+        )
+    model = _load_gguf(found, wanted, what, options) if found.gguf_file else _load(found, wanted, what, options)
+    if options.adapter is not None:
+        model = merge_adapter(model, options.adapter, found.name, **_places(options, "revision", "subfolder"))
+    if not options.is_placed and model.device != torch.device(device):
+        try:
+            model = model.to(device)
+        except Exception as error:  # quantized weights may stay where they are
+            raise ValueError(
+                f"{what}: got {found.name!r} and device {device!r}: {first_line(error)}; expected weights that can "
+                f"move; pass device_map={device!r} in place of device"
+            ) from error
+    if options.weights is not None:
+        quantize_linear_layers(model)
+    moved: PreTrainedModel = model.eval()
+    return moved
+
+
+def _places(options: ModelOptions, *without: str) -> dict[str, Any]:
+    """The arguments of from_pretrained that say where files are."""
+    return {name: value for name, value in options.for_files().items() if name not in ("trust_remote_code", *without)}
+
+
+def _load(source: ModelSource, dtype: torch.dtype, what: str, options: ModelOptions, **more: Any) -> Any:
+    """Loads a checkpoint. `more` overrides arguments of from_pretrained. Raises ValueError."""
     from transformers import AutoModelForCausalLM
 
-    place = BUNDLED.get(str(source), source)
-    wanted = resolve_dtype(dtype)
-    known = place != source or Path(source).exists()
-    if not known and _is_bundled_head(str(source)):
-        head = str(source).removeprefix("demo-")
-        raise ValueError(f"{what}: got {str(source)!r}, a bundled head; it comes with drafter {head}; {EXPECTED}")
-    meant = None if known else _closest_bundled(source)
-    if meant is not None:  # a misspelt bundled name is not looked up on the hub
-        raise ValueError(f"{what}: got {str(source)!r}; {EXPECTED}; did you mean {meant!r}?")
-    if not known and not _HUB_ID.fullmatch(str(source)):
-        raise ValueError(f"{what}: got {str(source)!r}; {EXPECTED}, or a hub id (owner/name): no such folder")
+    arguments = {**options.for_model(), "dtype": dtype, "output_loading_info": True, **more}
     try:
-        with _no_bars() if place != source else nullcontext():  # bundled models load at once
-            loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, output_loading_info=True)
+        with _no_bars() if source.is_bundled else nullcontext():  # bundled models load at once
+            loaded: Any = AutoModelForCausalLM.from_pretrained(source.place, **arguments)
     except Exception as error:  # configs fail in more ways than can be listed
-        other = _other_kind(place) if str(error).startswith("Unrecognized configuration class") else None
-        if other is not None:
-            expected = "expected a decoder-only causal language model; choose one (Llama, Qwen, Mistral, Gemma, ...)"
-            raise UnsupportedModelError(f"{what}: got {str(source)!r}, {other}; {expected}") from error
-        hub = ", or a hub id that is reachable from here (to work offline, download it first and name the folder)"
-        raise ValueError(
-            f"{what}: got {str(source)!r}; {EXPECTED}{'' if known else hub}: {first_line(error)}"
-        ) from error
+        raise explain_failure(error, source, what, options.for_files(), arguments.get("device_map")) from error
     model, found = loaded
     missing = sorted(found["missing_keys"])
     if missing:
         raise ValueError(
-            f"{what} {str(source)!r}: the weights lack {len(missing)} tensors of the architecture (for example "
+            f"{what} {source.name!r}: the weights lack {len(missing)} tensors of the architecture (for example "
             f"{missing[0]}); expected a complete checkpoint; these would be random"
         )
-    moved: PreTrainedModel = model.to(device).eval()
-    return moved
+    return model
 
 
-def _closest_bundled(source: str | Path) -> str | None:
-    """The bundled name that a misspelt name resembles, or None."""
-    return closest(str(source), BUNDLED, cutoff=0.8)
+def _load_gguf(source: ModelSource, dtype: torch.dtype, what: str, options: ModelOptions) -> Any:
+    """Loads a GGUF file, with weights converted to a dtype. Raises ValueError."""
+    from transformers import AutoConfig, GgufConfig
 
-
-def _is_bundled_head(name: str) -> bool:
-    """Whether a name is that of a bundled head."""
-    return name.startswith("demo-") and name not in BUNDLED and (ASSETS / name).is_dir()
-
-
-def is_hub_id(source: str | Path) -> bool:
-    """Returns whether a source can only be a hub id: it is spelt like one, and is neither bundled nor a local path."""
-    name = str(source)
-    is_local = name in BUNDLED or _is_bundled_head(name) or Path(name).exists()
-    return not is_local and _closest_bundled(name) is None and _HUB_ID.fullmatch(name) is not None
-
-
-def _other_kind(place: str | Path) -> str | None:
-    """The kind of a model that is no causal language model, in words; None if its config cannot be read."""
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(place)
-    except Exception:  # the first error is reported
-        return None
-    name = (getattr(config, "architectures", None) or [config.model_type])[0]
-    return f"an encoder-decoder ({name})" if getattr(config, "is_encoder_decoder", False) else f"a {name}"
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, or the name of its class."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    arguments: dict[str, Any] = {"quantization_config": GgufConfig(dequantize=True)}
+    with shared_gguf_reading():
+        try:
+            path = fetch_gguf(source, _places(options))
+        except OSError as error:
+            raise explain_failure(error, replace(source, gguf_file=None), what, options.for_files()) from error
+        reader = open_gguf(path, what)
+        local = replace(source, place=path.parent, gguf_file=path.name)
+        try:
+            config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        except Exception as error:
+            raise explain_failure(error, local, what, {}) from error
+        try:
+            complete_config(config, reader)
+            model = _load(local, dtype, what, options, config=config, gguf_file=path.name, subfolder="", **arguments)
+            check_all_weights_used(model, reader)
+        except ValueError as error:
+            if str(error).startswith(what):
+                raise
+            raise ValueError(f"{what}: got {source.name!r}: {error}") from error
+        ends = end_ids(reader)
+        if len(ends) > 1 and getattr(model, "generation_config", None) is not None:
+            model.generation_config.eos_token_id = ends
+    model.config.name_or_path = str(path)
+    return model

@@ -1,6 +1,6 @@
 """Identity of a vocabulary: its size, and a fingerprint that ties a file of tokens to a tokenizer.
 
-Tests: tests/test_load_tokenizer.py, tests/retrieval/test_text_memory.py.
+Tests: tests/loading/test_tokenizers.py, tests/retrieval/test_text_memory.py.
 """
 
 from __future__ import annotations

@@ -64,9 +64,13 @@ class SamplingParams:
         max_new_tokens: Number of generated tokens at which the text ends.
         min_new_tokens: Number of generated tokens before which no end-of-sequence id is generated. Stop strings that
             are complete by then stay in the text.
-        stop: Strings that end the text. They are not a part of it.
+        stop: Strings that end the text. They are not a part of it. Strings with special tokens of the tokenizer, such
+            as "<|im_end|>", end it too, although the text lacks special tokens.
         stop_token_ids: Further end-of-sequence ids.
         ignore_eos: Drops the end-of-sequence ids of the model.
+        skip_special_tokens: Whether the text lacks special tokens. False shows them, in streams too.
+        include_stop_str_in_output: Whether the text includes what ended it: the stop string, or the end-of-sequence
+            token as far as the text shows it.
         repetition_penalty: Divides positive logits and multiplies negative ones, for every token of the prompt or the
             generated text, as in transformers; 1 is off.
         presence_penalty: Subtracted from the logit of every generated token, as in vLLM and the OpenAI API; 0 is off.
@@ -95,6 +99,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -132,7 +138,9 @@ class SamplingParams:
         )
         if self.seed is not None:
             _require(type(self.seed) is int and 0 <= self.seed < _SEED_LIMIT, "seed", self.seed, "0 <= seed < 2**63")
-        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            value = getattr(self, name)
+            _require(isinstance(value, bool), name, value, "True or False")
         stop = self.stop
         _require(isinstance(stop, Iterable) and not isinstance(stop, Mapping), "stop", stop, "non-empty strings")
         stop = (stop,) if isinstance(stop, str) else tuple(stop)

@@ -1,12 +1,15 @@
 """The attention function that transformers models call in place of their own: paged, packed and tree-aware.
 
-It is registered under one name in transformers' AttentionInterface. No mask function is registered, so models build no
-mask. The context of a forward pass travels in a keyword argument. Tests: tests/targets/test_huggingface.py.
+It is registered under two names in transformers' AttentionInterface. Under `NAME` it has no mask function, so models
+build no mask. Under `PROBE_NAME` it records the calls and masks of a dry run. The context of a forward pass travels in
+a keyword argument. Tests: tests/targets/test_huggingface.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +18,12 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
-from specdec_fast.cache.paged import LayerShape
 from specdec_fast.interfaces import Slots
 from specdec_kernels import AttentionPlan, kv_stage, plan_for, tree_attention
 from specdec_kernels.triton_shared.triton_backend import INTERPRETED
 
 NAME = "specdec_paged"
+PROBE_NAME = "specdec_probe"
 
 
 @dataclass(slots=True)
@@ -31,6 +34,7 @@ class PackedContext:
         slots: Places of the staged nodes.
         keys: Keys by layer, [num_pages, page_size, heads, dim] each.
         values: Values by layer.
+        windows: Window of each layer in tokens, 0 for none. None: the window that the model passes with each call.
         plans: Attention plans by kind of layer.
         hidden_states: Hidden states of this pass, by name.
     """
@@ -38,6 +42,7 @@ class PackedContext:
     slots: Slots
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
+    windows: Sequence[int] | None = None
     plans: dict[Hashable, AttentionPlan | None] = field(default_factory=dict)
     hidden_states: dict[str, Tensor] = field(default_factory=dict)
 
@@ -56,12 +61,75 @@ class PackedContext:
         return self.plans[kind]
 
 
+MaskFunction = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class AttentionCall:
+    """One call of the attention function in a dry run.
+
+    Attributes:
+        module: The model's attention module.
+        layer: Its layer.
+        query: Queries [1, H, M, D].
+        key: Keys [1, Hk, M, D].
+        value: Values [1, Hk, M, Dv].
+        mask: The mask that the model passed.
+        window: The window that the model passed, 0 for none.
+        options: Further keyword arguments.
+    """
+
+    module: torch.nn.Module
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Any
+    window: int
+    options: Mapping[str, Any]
+
+
 @dataclass(slots=True)
 class Probe:
-    """Records the attention module and the key/value shape of every layer in a dry run."""
+    """Records the attention calls of a dry run, in which every attention returns zeros.
 
-    layers: dict[int, LayerShape] = field(default_factory=dict)
-    modules: dict[int, torch.nn.Module] = field(default_factory=dict)
+    Attributes:
+        calls: The calls in order.
+        masks: Masks that transformers' mask functions made, each with the rule that it stands for.
+        num_tokens: Tokens of the dry run.
+        device: Device of the model.
+    """
+
+    calls: list[AttentionCall] = field(default_factory=list)
+    masks: list[tuple[Tensor, MaskFunction]] = field(default_factory=list)
+    num_tokens: int = 1
+    device: torch.device | None = None
+
+    @property
+    def modules(self) -> dict[int, torch.nn.Module]:
+        """The attention module of each layer."""
+        return {call.layer: call.module for call in self.calls}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records masks of models with attention `PROBE_NAME`."""
+        token = _active_probe.set(self)
+        try:
+            yield
+        finally:
+            _active_probe.reset(token)
+
+
+_active_probe: ContextVar[Probe] = ContextVar("active_probe")
+
+
+def _record_mask(*_: object, mask_function: MaskFunction, **__: object) -> Tensor:
+    """The mask function of `PROBE_NAME`: keeps the rule of a mask, and returns a mask without content or memory."""
+    probe = _active_probe.get()
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=probe.device)
+    mask = mask.expand(1, 1, probe.num_tokens, probe.num_tokens)
+    probe.masks.append((mask, mask_function))
+    return mask
 
 
 class OutsideTargetError(RuntimeError):
@@ -80,7 +148,7 @@ def attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     packed: PackedContext | Probe | None = None,
-    **_: object,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
     """Attention of packed nodes over the paged cache, called by transformers.
 
@@ -89,12 +157,13 @@ def attend(
         query: Queries [1, H, M, D].
         key: Keys of the new nodes [1, Hk, M, D].
         value: Values of the new nodes [1, Hk, M, Dv].
-        attention_mask: Not used.
+        attention_mask: Recorded in dry runs, else not used.
         scaling: Factor of the scores. None: D ** -0.5.
         sliding_window: Window of the layer, in tokens.
         softcap: Soft cap of the scores.
         s_aux: Attention sinks [H].
         packed: Context of the pass.
+        **rest: Recorded in dry runs, else not used.
 
     Returns:
         Outputs [1, M, H, Dv], and None for the attention weights.
@@ -104,16 +173,13 @@ def attend(
     """
     if packed is None:
         raise OutsideTargetError(
-            f"a model with attention '{NAME}' was called outside its target; call HuggingFaceTarget.extend or .score, "
-            "or give the model its own attention back with model.set_attn_implementation('sdpa') (until its engine's "
-            "next step)"
+            f"a model with attention '{NAME}' was called outside its target; use its engine, or close that with "
+            "engine.close(), which gives the model its own attention back"
         )
     layer: Any = module.layer_idx
     if isinstance(packed, Probe):
-        width = max(key.shape[3], value.shape[3])
-        packed.modules[layer] = module
-        packed.layers[layer] = LayerShape(key.shape[1], width, width)
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+        packed.calls.append(AttentionCall(module, layer, query, key, value, attention_mask, sliding_window or 0, rest))
+        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
     slots = packed.slots
     keys, values = packed.keys[layer], packed.values[layer]
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
@@ -125,11 +191,12 @@ def attend(
     options: dict[str, Any] = {"scale": scale}  # defaults are not passed, to keep calls of every layer cheap
     if softcap:
         options["softcap"] = softcap
-    if sliding_window:
-        options["window"] = sliding_window
+    window = (sliding_window or 0) if packed.windows is None else packed.windows[layer]
+    if window:
+        options["window"] = window
     if s_aux is not None:
         options["sinks"] = s_aux
-    plan = packed.plan(packed_query, keys, sliding_window or 0)
+    plan = packed.plan(packed_query, keys, window)
     if plan is not None:
         options["plan"] = plan
     tree = (slots.page_table, slots.lengths, slots.offsets, slots.ancestors, slots.depth)
@@ -148,5 +215,8 @@ def is_served(config: Any) -> bool:
 def register() -> None:
     """Registers the attention function with transformers. Calling it twice is harmless."""
     from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(PROBE_NAME, attend)
+    AttentionMaskInterface.register(PROBE_NAME, _record_mask)

@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specdec_fast.cache.paged import LayerShape, PagedCache
-from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.cache.paged import PagedCache
+from specdec_fast.core.autocast import without_autocast
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
-from specdec_fast.targets import attention
+from specdec_fast.targets import attention, load_checks
 from specdec_fast.targets.fused_forward import FusedForward, build_fused_forward, why_not_fused
 from specdec_fast.targets.layer_skipping import LayerSkipping
 from specdec_fast.targets.linear_layers import align_logits, store_by_input
+from specdec_fast.targets.model_lease import ModelLease
+from specdec_fast.targets.model_state import unchanged_on_error
 from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
+from specdec_fast.targets.output_scaling import OutputScaling, find_output_scaling
 from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.torch_compile import compile_forward
+from specdec_fast.targets.weight_changes import WeightChanges
 from specdec_kernels import TreePlan
 
 if TYPE_CHECKING:
@@ -58,11 +62,14 @@ class HuggingFaceTarget:
         vocab_size: Valid token ids.
         num_layers: Decoder layers.
         context_limit: Positions that the model supports.
+        has_default_length: Whether `max_length` was not given, so that it is 4,096 at most.
+        windows: Window of each layer in tokens, 0 for none. None: those that the model passes with its calls.
         why_not_fused: Why passes are not fused, or None.
+        has_changed_weights: Called, returns whether weights have changed since the last call.
 
     Raises:
-        UnsupportedModelError: If packed passes cannot serve the model: encoder-decoders, recurrent layers, models
-            without the attention interface, and rotary scalings that depend on the whole batch.
+        UnsupportedModelError: If packed passes cannot serve the model exactly. Its class, configuration, placement,
+            attention calls, masks and logits are checked; the model stays as it was.
         ValueError: If a capacity is below 1.
     """
 
@@ -81,70 +88,97 @@ class HuggingFaceTarget:
         check_supported(model)
         capacities = {
             "max_rows": max_rows,
-            "max_length": 1 if max_length is None else max_length,
+            "max_length": 4096 if max_length is None else max_length,
             "page_size": page_size,
         }
         for name, value in capacities.items():
             if value < 1:
                 raise ValueError(f"{name}: got {value}; expected at least 1")
+        self.has_default_length = max_length is None
         attention.register()
-        self.model = model.eval()
-        self.device = model.device
-        self.context_limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", 2**31 - 1))
-        self.max_length = min(self.context_limit, 4096 if max_length is None else max_length)
-        weight: Any = model.get_input_embeddings().weight
-        embedded = int(weight.shape[0])
-        self.vocab_size = min(vocab_size or embedded, embedded)
+        self.lease = ModelLease(model)
+        with self.lease.opening(), unchanged_on_error(model), without_autocast(model.device):
+            self._open(model.eval(), capacities, num_pages, vocab_size, compile, fused_forward)
+
+    def close(self) -> None:
+        """Gives the model its attention, its modes and the layout of its weights back.
+
+        The model is restored when its last target is closed, and can then be used by transformers as before. The target
+        must not be used any more. Calling it twice is harmless.
+        """
+        self.lease.release()
+
+    def _open(
+        self,
+        model: PreTrainedModel,
+        capacities: dict[str, int],
+        num_pages: int | None,
+        vocab_size: int | None,
+        compile: bool,
+        fused_forward: bool | None,
+    ) -> None:
+        """Checks the model, and prepares it for packed passes. Raises ValueError; the caller restores the model."""
+        max_rows, page_size = capacities["max_rows"], capacities["page_size"]
+        self.model, self.device = model, model.device
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.context_limit = int(positions or 2**31 - 1)
+        self.max_length = min(self.context_limit, capacities["max_length"])
+        self.vocab_size = min(vocab_size or self.num_embeddings, self.num_embeddings)
         self.tokenizer: Any = None  # set if a drafter needs the draft model's own
         self._logits = self._plain_logits = build_packed_forward(model)
         self._compile = compile
         # compiled passes, by the names of their auxiliary hidden states
         self._compiled_with_states: dict[tuple[str, ...], Callable[..., Tensor]] = {}
         self._layer_skipping: LayerSkipping | None = None
+        self.has_changed_weights = WeightChanges(model)
         self.model_id = str(getattr(model.config, "name_or_path", "") or "")
-        original = model.config._attn_implementation
-        if original == attention.NAME:
-            original = "eager"
-            model.set_attn_implementation(original)
         if num_pages is None:
             num_pages = max_rows * -(-self.max_length // page_size) + 1
-        count = min(12, self.max_length, max(num_pages - 1, 1) * page_size)
-        sample = torch.arange(count, device=self.device) % embedded
-        expected = self._model_logits(sample)
+        if attention.is_served(model.config):
+            model.set_attn_implementation("eager")
+        count = min(load_checks.SAMPLE_TOKENS, self.max_length, max(num_pages - 1, 1) * page_size)
+        sample = load_checks.sample_text(model, count)
+        expected = load_checks.own_logits(model, sample)[count // 2 :, : self.vocab_size]
+        model.set_attn_implementation(attention.PROBE_NAME)
+        first = sample[: load_checks.DRY_TOKENS]
+        probe = load_checks.observe(model, first, torch.arange(len(first), device=self.device))
+        shapes = load_checks.check_calls(model, probe.calls)
+        self.num_layers = len(shapes)
+        self._decoder = load_checks.find_decoder(model, probe.calls)
+        layers = None if self._decoder is None else list(self.layers)
+        self.windows = load_checks.find_windows(model, probe, layers, self.max_length)
         model.set_attn_implementation(attention.NAME)
-        try:
-            layers = self._probe_layers()
-            self.num_layers = len(layers)
-            self.cache = PagedCache(
-                layers,
-                num_pages=num_pages,
-                page_size=page_size,
-                max_rows=max_rows,
-                max_length=self.max_length,
-                dtype=model.dtype,
-                device=self.device,
-            )
-            self._compare(sample, expected)
-        except ValueError:
-            model.set_attn_implementation(original)
-            raise
+        # embeddings of positions may end early if the configuration does not say where; a GPU would not survive that
+        far = self.max_length - 1 if positions or self.device.type == "cpu" else count - 1
+        load_checks.check_independence(model, first, probe.calls, far)
+        self.cache = PagedCache(
+            shapes,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_rows=max_rows,
+            max_length=self.max_length,
+            dtype=probe.calls[0].key.dtype,
+            device=self.device,
+        )
+        names = ("final_norm",) if self._decoder is not None else ()
+        packed, states = load_checks.packed_logits(self, sample, names)
+        load_checks.check_logits(model, packed, expected)
+        self._scaling: OutputScaling | None = None
+        if "final_norm" in states:
+            self._scaling = find_output_scaling(model, states["final_norm"][-1:], packed[-1:])
         if self.device.type == "cpu":
             store_by_input(model)
         else:
             align_logits(model)
-        try:
-            self._choose_forward(compile, fused_forward, lambda: self._compare(sample, expected, 1e-3))
-        except ValueError:
-            model.set_attn_implementation(original)
-            raise
+        self._choose_forward(compile, fused_forward, sample, expected)
 
-    def _choose_forward(self, compile: bool, fused: bool | None, check: Callable[[], None]) -> None:
-        """Chooses the implementation of passes. `check` compares their logits with the model's."""
+    def _choose_forward(self, compile: bool, fused: bool | None, sample: Tensor, expected: Tensor) -> None:
+        """Chooses the implementation of passes. Fused ones are compared with the model's own logits of a sample."""
         self.why_not_fused = "it was not requested" if fused is False else why_not_fused(self.model)
         if self.why_not_fused is None:
             try:
                 self._logits = build_fused_forward(self.model, self.cache)
-                check()
+                load_checks.check_logits(self.model, load_checks.packed_logits(self, sample)[0], expected)
             except ValueError as error:
                 self.why_not_fused, self._logits = str(error), self._plain_logits
         if self.why_not_fused is not None and fused:
@@ -153,53 +187,6 @@ class HuggingFaceTarget:
             )
         if self.why_not_fused is not None and compile:
             self._logits = compile_forward(self._plain_logits)
-
-    def _probe_layers(self) -> list[LayerShape]:
-        """Shapes of keys and values by layer, from a dry run. Raises UnsupportedModelError."""
-        probe = attention.Probe()
-        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        try:
-            with torch.inference_mode():
-                self.model(input_ids=token, position_ids=token, use_cache=False, packed=probe)
-        except attention.OutsideTargetError:
-            raise UnsupportedModelError(
-                f"{type(self.model).__name__}: does not pass keyword arguments on to its attention; expected a model "
-                "that does (Llama, Qwen, Mistral, GPT-2, Gemma and most current decoders do)"
-            ) from None
-        expected = self.model.config.get_text_config().num_hidden_layers
-        if sorted(probe.layers) != list(range(expected)):
-            raise UnsupportedModelError(
-                f"{type(self.model).__name__}: got attention calls from layers {sorted(probe.layers)}; expected "
-                f"one from each of {expected} layers; models whose layers share or lack attention are not supported"
-            )
-        return [probe.layers[index] for index in range(expected)]
-
-    def _model_logits(self, sample: Tensor) -> Tensor:
-        """The model's own logits of a sample text, [M, V] in float32."""
-        with torch.inference_mode():
-            logits: Tensor = self.model(input_ids=sample[None], use_cache=False).logits
-        return logits[0, :, : self.vocab_size].float()
-
-    def _compare(self, sample: Tensor, expected: Tensor, tolerance: float = 0.25) -> None:
-        """Compares packed logits with the model's own. Raises UnsupportedModelError."""
-        # This finds models whose attention does more than the attention interface passes on. The tolerance is a share
-        # of the logits' spread, far above rounding errors of half precision.
-        self.cache.reserve(0, len(sample))
-        half = len(sample) // 2
-        draft = Draft.chains([0], [sample[half:].tolist()], device=self.device)
-        with torch.inference_mode():
-            if half:
-                shape = chain_layout((0,), (half,), self.device)
-                self.extend(shape.rows, sample[:half], shape.offsets, logits=False)
-            packed = self.score(draft, draft.get_plan())[0].logits
-        self.cache.release([0])
-        assert packed is not None
-        error, spread = float((packed.float() - expected[half:]).abs().mean()), float(expected.std())
-        if error > tolerance * spread:  # the engine reports NaN
-            raise UnsupportedModelError(
-                f"{type(self.model).__name__}: got logits that differ from the model's own by {error:.2g} on average "
-                f"(their spread is {spread:.2g}); expected the same; its attention is not the standard one"
-            )
 
     def extend(
         self,
@@ -269,12 +256,13 @@ class HuggingFaceTarget:
         self, tokens: Tensor, slots: Slots, wanted: Tensor | None, aux_hidden_states: Sequence[str]
     ) -> TargetOutput:
         """Runs one packed pass."""
-        if torch.is_grad_enabled():  # autograd could not record writes to the cache
-            with torch.no_grad():
+        # autograd could not record writes to the cache, and autocast would change the dtype of keys
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(self.device.type):
+            with torch.no_grad(), without_autocast(self.device):
                 return self._run(tokens, slots, wanted, aux_hidden_states)
         if not attention.is_served(self.model.config):  # the model was used elsewhere in between
             self.model.set_attn_implementation(attention.NAME)
-        context = attention.PackedContext(slots, self.cache.keys, self.cache.values)
+        context = attention.PackedContext(slots, self.cache.keys, self.cache.values, self.windows)
         hooks: list[Any] = []
         try:
             for name in aux_hidden_states:
@@ -303,12 +291,18 @@ class HuggingFaceTarget:
             def store_output(_module: Any, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
                 kwargs["packed"].hidden_states[name] = output[0][0]
 
-            return self.model.base_model.register_forward_hook(store_output, with_kwargs=True)
-        if place != "entering" or not index.isdigit() or int(index) >= self.num_layers:
+            return self._require_decoder()[0].register_forward_hook(store_output, with_kwargs=True)
+        if place != "entering" or not index.isdigit() or int(index) > self.num_layers:
             raise ValueError(
-                f"auxiliary hidden state: got {name!r}; expected 'final_norm' or 'entering:i' with i < "
+                f"auxiliary hidden state: got {name!r}; expected 'final_norm' or 'entering:i' with i <= "
                 f"{self.num_layers}"
             )
+        if int(index) == self.num_layers:  # behind the last layer, before the final norm
+
+            def store_last(_module: Any, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
+                kwargs["packed"].hidden_states[name] = (output[0] if isinstance(output, tuple) else output)[0]
+
+            return self.layers[-1].register_forward_hook(store_last, with_kwargs=True)
 
         def store_input(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
@@ -335,31 +329,51 @@ class HuggingFaceTarget:
     @property
     def num_embeddings(self) -> int:
         """Rows of the embedding, including padding beyond `vocab_size`."""
-        return int(self.model.get_input_embeddings().weight.shape[0])
+        weight: Any = self.model.get_input_embeddings().weight
+        return int(weight.shape[0])
 
     @property
     def layers(self) -> torch.nn.ModuleList:
-        """The decoder layers of the model.
+        """The decoder layers of the model, in order.
 
         Raises:
             UnsupportedModelError: If the model has no list of them.
         """
-        for module in self.model.base_model.modules():
-            if isinstance(module, torch.nn.ModuleList) and len(module) == self.num_layers:
-                return module
-        raise UnsupportedModelError(
-            f"{type(self.model).__name__}: got no list of {self.num_layers} layers; expected one, for hidden states"
-        )
+        found = self._require_decoder()[1]
+        return found if len(found) == self.num_layers else found[: self.num_layers]
+
+    def _require_decoder(self) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
+        """The decoder and its list of layers. Raises UnsupportedModelError."""
+        if self._decoder is None:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__}: got no list of {self.num_layers} layers that call attention; expected "
+                "one, for hidden states; choose a drafter that needs none"
+            )
+        return self._decoder
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Returns the input embeddings of tokens int64 [...]."""
         return self.model.get_input_embeddings()(tokens)
 
+    @property
+    def why_no_lm_head(self) -> str | None:
+        """Why `lm_head` is not available, or None."""
+        if self._scaling is not None:
+            return None
+        return (
+            f"{type(self.model).__name__}: its logits are no scaled or capped outputs of its projection, so heads "
+            "cannot use it; choose a drafter or a head with a projection of its own"
+        )
+
     def lm_head(self, hidden: Tensor) -> Tensor:
-        """Returns the logits [..., vocab_size] of hidden states [..., hidden] named "final_norm"."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)[..., : self.vocab_size]
-        softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
-        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        """Returns the logits [..., vocab_size] of hidden states [..., hidden] named "final_norm".
+
+        Raises:
+            UnsupportedModelError: If `why_no_lm_head` is not None.
+        """
+        if self._scaling is None:
+            raise UnsupportedModelError(str(self.why_no_lm_head))
+        return self._scaling(self.model.get_output_embeddings()(hidden)[..., : self.vocab_size])
 
 
 def build_packed_forward(model: PreTrainedModel) -> Callable[..., Tensor]:

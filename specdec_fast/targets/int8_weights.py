@@ -87,7 +87,7 @@ def quantize_linear_layers(model: torch.nn.Module) -> QuantizedSize:
         What changed.
 
     Raises:
-        ValueError: If the model has no such layer, is not on a CPU or has another dtype. It is unchanged then.
+        ValueError: If the model has no such layer, is quantized, is not on a CPU or has another dtype. It is unchanged then.
     """
     places = [
         (parent, name, layer)
@@ -95,6 +95,11 @@ def quantize_linear_layers(model: torch.nn.Module) -> QuantizedSize:
         for name, layer in parent._modules.items()  # named_children leaves out the second place of a layer
         if type(layer) is torch.nn.Linear
     ]
+    if any(type(layer.weight.data) is not Tensor for _, _, layer in places):
+        raise ValueError(
+            f"weights: got 'int8' and {type(model).__name__} with quantized layers; expected float weights; leave "
+            "weights out"
+        )
     if not places:
         raise ValueError(
             f"weights: got 'int8' and {type(model).__name__}, which has no torch.nn.Linear; leave weights out"

@@ -51,10 +51,10 @@ class LayerSkipping:
             for layer in layers
             for module in (layer, *layer.children())
         ]
-        probe = attention.Probe()
+        probe = attention.Probe(device=model.device)
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), probe.recording():
                 model(input_ids=token, position_ids=token, use_cache=False, packed=probe)
         finally:
             for hook in hooks:

@@ -58,16 +58,17 @@ def store_by_input(model: torch.nn.Module) -> None:
 
     Values, shapes and names stay; strides become (1, outputs). A product with few rows, as in decoding, is then a sum
     of whole stored vectors and takes less time. Processors that multiply pairs of bfloat16 are as fast with torch's
-    layout, which then stays. Weights that are also embeddings, and tensors of other types, stay unchanged. Layers
-    become `BatchInvariantLinear` if that is faster and the compiled operator is available and selected. If it would be
-    faster but is not available, weights in half precision stay unchanged. Calling it twice is harmless.
+    layout, which then stays. Weights that are also embeddings, offloaded weights, and tensors of other types stay
+    unchanged. Layers become `BatchInvariantLinear` if that is faster and the compiled operator is available and
+    selected. If it would be faster but is not available, weights in half precision stay unchanged. Calling it twice is
+    harmless.
 
     Args:
         model: A transformers model on a CPU.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for module in model.modules():
-        if type(module) is torch.nn.Linear and type(module.weight.data) is Tensor:
+        if type(module) is torch.nn.Linear and type(module.weight.data) is Tensor and not module.weight.is_meta:
             dtype = module.weight.dtype
             product = _compiled(module.weight) if uses_batch_invariant_linear(dtype) else None
             slow = product is None and not has_instructions(dtype)

@@ -15,7 +15,7 @@ from specdec_fast.adaptive.budget import BudgetPolicy
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.engine import Engine
-from specdec_fast.engine.request import Prompt
+from specdec_fast.engine.prompts import Prompt
 from specdec_fast.interfaces import Acceptance, Drafter, Needs, Rng, Target
 from specdec_fast.rules import get_rule
 from specdec_fast.rules.best import RULE

@@ -19,7 +19,7 @@ PACKAGES = {"specdec_fast": "specdec_fast", "specdec_kernels": "kernels/specdec_
 _VALUES = {"kernels", "core", "sampling", "interfaces"}
 _PARTS = _VALUES | {"trees", "adaptive", "cache", "targets", "heads", "retrieval", "draft_runners"}
 _ENGINE = _PARTS | {"rules", "drafters", "engine", "extras"}
-_APPLICATIONS = _ENGINE | {"loading", "tune", "lab", "train", "integrations", "front"}
+_APPLICATIONS = _ENGINE | {"loading", "tune", "lab", "train", "integrations", "front", "server"}
 MAY_IMPORT: dict[str, set[str]] = {
     # the operators: they do not import the engine, and only torch and triton from outside
     "kernels/dispatch": {"kernels", "kernels/ops"},  # its registration with torch names the operators, lazily
@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab": _VALUES | {"engine", "rules", "kernels/testing"},
     "integrations": {"extras", "retrieval"},
     "train": _PARTS | {"extras", "loading"},
+    "server": {"sampling", "engine", "integrations", "front"},
     "front": _ENGINE | {"loading"},  # specdec_fast/__init__.py: names only, resolved on first use
     "commands": _APPLICATIONS | {"kernels/dispatch", "kernels/inspection", "kernels/testing", "kernels/triton_shared"},
     "cli": {"commands", "core", "front"},

@@ -118,6 +118,44 @@ def test_rollback_truncates_to_absolute_lengths(host: bool) -> None:
     made.check()
 
 
+@pytest.mark.parametrize(("length", "held"), [(-1, 5), (6, 5), (10, 5)])
+def test_rollback_refuses_lengths_that_a_row_does_not_have(length: int, held: int) -> None:
+    """Nothing changes, for the other rows neither; a copy has the same checks."""
+    made = ledger({0: 9, 2: held}).cache
+    for each in (made, copy.deepcopy(made)):
+        with pytest.raises(ValueError, match=f"rollback: got length {length} for row 2; expected 0 to {held}, which"):
+            each.rollback([0, 2], [3, length])
+        assert each.lengths.tolist()[:3] == [9, 0, held]
+        each.rollback([2, 1], [held, 0])
+    with pytest.raises(ValueError, match="zip"):
+        made.rollback([0, 2], [3])
+    with pytest.raises(ValueError, match="rollback: got 1 lengths for 2 rows; expected one for each"):
+        made.rollback(torch.tensor([0, 2]), torch.tensor([3], dtype=torch.int32))
+    assert made.lengths.tolist()[:3] == [9, 0, held]
+
+
+def test_beside_the_host_the_pages_of_a_row_bound_its_length() -> None:
+    """The host does not know committed lengths there."""
+    made = ledger({0: 5}).cache
+    made.device, made._host_lengths = torch.device("cuda"), None
+    made.rollback([0], [8])
+    assert made.lengths[0] == 8 and made.page_size == 4
+    for length in (-1, 9):
+        with pytest.raises(ValueError, match=f"got length {length} for row 0; expected 0 to 8"):
+            made.rollback([0], [length])
+
+
+def test_staged_nodes_may_become_committed() -> None:
+    made = ledger({0: 6})
+    made.cache.rollback([0], [5])
+    made.cache.set_lengths([0], [6])
+    made.check()
+    for length in (-1, 9):
+        with pytest.raises(ValueError, match=f"got length {length} for row 0; expected 0 to 8, for which it has pages"):
+            made.cache.set_lengths([0], [length])
+    made.check()
+
+
 def test_a_copy_has_its_own_lengths() -> None:
     made = ledger({0: 9}).cache
     copied = copy.deepcopy(made)

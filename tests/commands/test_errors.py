@@ -183,6 +183,13 @@ def test_a_hub_lookup_is_announced_first(run: Any, models: dict[str, str], tmp_p
         ("logit_bias: x; ban with banned_token_ids", (), "--logit-bias: x; ban with --ban"),
         ("forced_tokens: got 3; expected", (), "forced_tokens: got 3; expected"),
         ("a.json: SamplingParams.top_k: got -1", (), "a.json: SamplingParams.top_k: got -1"),
+        (
+            "prompt: got 9 tokens; expected fewer than the context limit of 8, which is the default of load; pass "
+            "max_length to load, or shorten the prompt",
+            (),
+            "prompt: got 9 tokens; expected fewer than the context limit of 8, which is the default; pass "
+            "--max-length, or shorten the prompt",
+        ),
     ],
 )
 def test_messages_name_parameters_by_their_flags(message: str, own: tuple[str, ...], reworded: str) -> None:
@@ -206,7 +213,7 @@ def test_messages_name_parameters_by_their_flags(message: str, own: tuple[str, .
         (
             "a.jsonl",
             '"x"\n{"prompt": "y", "wish": 1}',
-            "a.jsonl, line 2: got the key 'wish'; expected prompt, id, or a",
+            "a.jsonl, line 2: got the key 'wish'; expected prompt, messages, id, or a",
         ),
         ("a.json", '["x", {"prompt": "y", "top_k": -1}]', "a.json, prompt 2: SamplingParams.top_k: got -1; expected 0"),
         ("a.json", '{"prompt": "y", "ignore_eos": "no"}', "a.json: SamplingParams.ignore_eos: got 'no'; expected True"),

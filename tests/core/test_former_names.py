@@ -22,6 +22,7 @@ from specdec_fast.targets.tiny_models import tiny_model
 PLACES: dict[str, Callable[..., Any]] = {
     "SamplingParams": SamplingParams,
     "Engine.generate": Engine.generate,
+    "Engine.encode_chat": Engine.encode_chat,
     "load": load,
 }
 
@@ -42,7 +43,7 @@ def refused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 )
 def test_an_argument_of_another_engine(place: str, theirs: str) -> None:
     call = PLACES[place]
-    args = [] if place == "SamplingParams" else [None, []] if place == "Engine.generate" else ["demo-target"]
+    args = [] if place == "SamplingParams" else [None, []] if place.startswith("Engine.") else ["demo-target"]
     ours = former_names.FOREIGN_ARGUMENTS[place][theirs]
     words = f"specdec-fast calls this {ours}" if ours.isidentifier() else ours
     assert refused(call, *args, **{theirs: 1}) == f"{place}() got an unexpected keyword argument {theirs!r}; {words}"
@@ -62,6 +63,16 @@ def test_an_argument_that_belongs_elsewhere(engine: Engine) -> None:
     assert said.endswith("; specdec-fast calls this max_new_tokens, an argument of SamplingParams")
     said = refused(Engine, engine.target, num_speculative_tokens=3)
     assert said.startswith("Engine() ") and said.endswith("calls this num_draft_tokens, an argument of load")
+
+
+def test_arguments_that_a_method_hands_on_are_explained_where_they_belong(engine: Engine) -> None:
+    start = "Engine.encode_chat() got an unexpected keyword argument "
+    said = refused(engine.chat, [], chat_template_kwargs={})
+    assert said == f"{start}'chat_template_kwargs'; specdec-fast calls this template_options"
+    said = refused(engine.submit_chat, [], sampling_params=SamplingParams())
+    assert said == f"{start}'sampling_params'; specdec-fast calls this params, an argument of Engine.generate"
+    said = refused(engine.chat, [], temperature=0)
+    assert said == f"{start}'temperature'; pass params=SamplingParams(temperature=...)"
 
 
 def test_an_argument_of_two_places_is_explained_for_the_place_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

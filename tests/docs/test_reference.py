@@ -121,5 +121,5 @@ def read_from_the_environment(root: Path) -> set[str]:
     for folder in ("specdec_fast", "kernels", "csrc", "benchmarks", "tests"):
         files = (path for path in (root / folder).rglob("*") if path.suffix in (".py", ".cpp", ".h"))
         sources += [path for path in files if root / "tests" / "docs" not in path.parents]
-    pattern = re.compile(r"(?:environ\.get\(|environ\[|getenv\()\"(SPECDEC_[A-Z_]+)\"")
+    pattern = re.compile(r"(?:environ\.get\(|environ\[|getenv\(|envvar=)\"(SPECDEC_[A-Z_]+)\"")
     return {name for path in sources for name in pattern.findall(path.read_text(encoding="utf-8"))}

@@ -12,12 +12,12 @@ import torch
 from oracles import heads, models
 from oracles.arrivals import requests, texts
 from oracles.automaton import AutomatonTarget, random_logits, scripted
-from oracles.automaton_head import AutomatonHead
+from oracles.automaton_head import AutomatonHead, blockwise_over
 from oracles.capture_guard import check_repeats, guard_programs
+from oracles.rollbacks import RollbackWatch
 
 from specdec_fast import Engine, SamplingParams, get_drafter, load
 from specdec_fast.core.draft import Draft
-from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.interfaces import CudaGraphRows, CudaGraphTrees
 
@@ -44,16 +44,7 @@ def medusa(target: Any, shape: Any = WIDE, **options: Any) -> Any:
 
 def blockwise(target: Any) -> Any:
     """Blockwise heads with the same predictions."""
-    states = len(target.table)
-    heads = BlockwiseHeads(states, target.vocab_size, 3, inner_size=states)
-    with torch.no_grad():
-        heads.inner.weight.copy_(torch.eye(states).repeat(3, 1))
-        heads.inner.bias.zero_()
-        for head in range(3):
-            own = slice(head * states, (head + 1) * states)
-            ahead = (torch.arange(states) + 1 + head).clamp(max=states - 1)
-            heads.outer.weight[own, own] = torch.eye(states)[ahead].T - torch.eye(states)
-    return get_drafter("blockwise")(target, heads)
+    return get_drafter("blockwise")(target, blockwise_over(target))
 
 
 def tree(name: str, **options: Any) -> Callable[[Any], Any]:
@@ -180,6 +171,14 @@ def test_texts_and_drafts_equal_those_of_sync_steps(
     assert engine.stats.mean_alpha > 0.3
     plain = Engine(automaton(max_rows=8), rule=rule, eos_token_ids=(3,), step_mode="sync")
     assert texts(plain, wanted, random.Random(rows)) == made["graph"]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3 dynamic", "mtp"])
+def test_rollbacks_by_tensors_never_lengthen_a_row(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, target = RollbackWatch(monkeypatch), automaton(max_rows=3)
+    engine = Engine(target, MADE[kind](target), eos_token_ids=(3,), step_mode="graph")
+    texts(engine, requests(8, (0.0, 1.0)), random.Random(1))
+    watch.check(20)
 
 
 def script(length: int) -> list[int]:

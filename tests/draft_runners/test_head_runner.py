@@ -28,11 +28,13 @@ def opened(name: str, folder: Path, **shape: Any) -> tuple[Any, Any, Any]:
     return target, drafter, outside
 
 
-def sequential(outside: Any, target: Any, tokens: list[int], features: torch.Tensor, cache: Any = None) -> torch.Tensor:
+def sequential(
+    outside: Any, model: PagedHead, tokens: list[int], features: torch.Tensor, cache: Any = None
+) -> torch.Tensor:
     """Plain causal attention over one row, [length, hidden]."""
     count = len(tokens)
     mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
-    embedded = target.embed(torch.tensor([tokens]))
+    embedded = model.embed(torch.tensor([tokens]))
     found: torch.Tensor = outside(
         embedded, features[None], torch.arange(count)[None], attention_mask=mask, past_key_values=cache
     )
@@ -42,7 +44,7 @@ def sequential(outside: Any, target: Any, tokens: list[int], features: torch.Ten
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_a_tree_is_scored_as_its_paths_one_by_one(name: str, tmp_path: Path) -> None:
-    target, drafter, outside = opened(name, tmp_path)
+    _, drafter, outside = opened(name, tmp_path)
     paged: PagedHead = drafter.model
     source = torch.Generator().manual_seed(4)
     true = [torch.randn(length, heads.HIDDEN, generator=source) for length in (3, 17)]
@@ -57,7 +59,7 @@ def test_a_tree_is_scored_as_its_paths_one_by_one(name: str, tmp_path: Path) -> 
     got = paged.score(draft, features)
     node = 0
     for row, (tokens, parents) in enumerate(trees):
-        want = sequential(outside, target, texts[row], true[row])
+        want = sequential(outside, paged, texts[row], true[row])
         start = 3 * row
         assert torch.allclose(stored[start : start + len(want)], want, atol=1e-4, rtol=1e-4)
         for at in range(len(tokens)):
@@ -65,7 +67,7 @@ def test_a_tree_is_scored_as_its_paths_one_by_one(name: str, tmp_path: Path) -> 
             while parents[path[0]] >= 0:
                 path.insert(0, parents[path[0]])
             fed = torch.cat([true[row], features[[node - at + each for each in path]]])
-            want = sequential(outside, target, [*texts[row], *(tokens[each] for each in path)], fed)
+            want = sequential(outside, paged, [*texts[row], *(tokens[each] for each in path)], fed)
             assert torch.allclose(got[node], want[-1], atol=1e-4, rtol=1e-4), (row, at)
             node += 1
 
@@ -91,7 +93,7 @@ def test_what_is_stored_is_a_recompute_from_true_states(name: str, tmp_path: Pat
             hidden = models.untouched("llama")(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
             by_name = {"final_norm": hidden[2][0], "entering:0": hidden[0][0], "entering:1": hidden[1][0]}
             cache = DynamicCache()
-            sequential(outside, target, text[1:], drafter.model.features(by_name), cache)
+            sequential(outside, drafter.model, text[1:], drafter.model.features(by_name), cache)
             keys, values = drafter.model.cache.read(row, 0)
             count = len(text) - 2  # the root is staged, not stored
             assert keys.shape[0] == count

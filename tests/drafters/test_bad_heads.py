@@ -108,13 +108,13 @@ def test_wrong_sizes(
         ("eagle", {"num_hidden_layers": 2}, "config.json: field 'num_hidden_layers' is 2, the file has 1; .*correct"),
         (
             "eagle3",
-            {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
-            r"inputs of layers \[0, 1, 2\]; expected numbers from 0 to 1, the target's; .*option layers= names others",
+            {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]},
+            r"inputs of layers \[0, 1, 3\]; expected numbers from 0 to 2 .*; .*or name the layers by option layers=",
         ),
         (
             "eagle3",
             {"eagle_aux_hidden_state_layer_ids": [0, 1]},
-            r"fc.weight is \[64, 192\], expected \[64, 128\]; is this a head for this target",
+            r"got layers \[0, 1\], but the head reads 3 hidden states \(fc.weight has 192 columns\); expected as many",
         ),
         ("mtp", {"num_hidden_layers": 61}, "num_hidden_layers in config.json is 61, the target's is 2; take the"),
     ],

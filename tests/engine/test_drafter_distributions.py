@@ -122,7 +122,8 @@ def test_requests_of_one_seed_share_no_uniforms_where_one_preempts_the_other(
     own = AutomatonTarget(logits, following, max_rows=4, max_length=32, page_size=1, num_pages=14)
     seen: Counter[tuple[int, ...]] = Counter()
     for seed in range(2000):
-        engine = Engine(own, get_drafter("recycling")(num_draft_tokens=2, shared=False), rule="recursive_rejection")
+        drafter = get_drafter("recycling")(num_draft_tokens=2, shared=False)
+        engine = Engine(own, drafter, rule="recursive_rejection", prefix_sharing=False)  # it would save the pages
         params = SamplingParams(seed=seed, max_new_tokens=8)
         handle = engine.generate([[0, 1, 1], [0, 1]], params)[1]
         seen[tuple(handle.tokens[1:3])] += 1

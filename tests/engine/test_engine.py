@@ -36,7 +36,7 @@ def test_max_new_tokens_is_exact(limit: int, tree: bool) -> None:
     full = plain(SamplingParams(seed=4, max_new_tokens=20)).tokens
     engine = Engine(target(), oracle(full, alpha=1.0, tree=tree))
     handle = engine.generate([PROMPT], params)[0]
-    assert handle.tokens == full[:limit] and handle.finish_reason == "length"
+    assert handle.tokens == full[:limit] and handle.finish_reason == "length" and handle.limit == "max_new_tokens"
     assert handle.stats.num_draft_tokens <= limit - 1 + 5 * handle.stats.steps
 
 
@@ -52,7 +52,7 @@ def test_any_of_several_ends_and_further_stop_ids() -> None:
         want = full[: next(at for at, token in enumerate(full) if token in active) + 1]
         for drafter in (None, oracle(full), oracle(full, tree=True)):
             handle = Engine(target(), drafter, eos_token_ids=ends).generate([PROMPT], params)[0]
-            assert handle.tokens == want and handle.finish_reason == "eos"
+            assert handle.tokens == want and handle.finish_reason == "eos" and handle.limit is None
 
 
 def test_min_new_tokens_forbids_earlier_ends() -> None:
@@ -71,6 +71,7 @@ def test_the_context_limit_ends_a_text(length: int) -> None:
         engine = Engine(target(max_length=16, page_size=4), used)
         handle = engine.generate([prompt], SamplingParams(seed=2, max_new_tokens=40))[0]
         assert handle.tokens == want[: 16 - length] and handle.finish_reason == "length"
+        assert handle.limit == "max_length" == handle.as_dict()["limit"]
 
 
 def test_a_request_without_drafts_among_others() -> None:
@@ -106,10 +107,8 @@ def test_statistics_add_up(tree: bool) -> None:
         assert stats.tau == len(handle.tokens) / stats.steps
         assert stats.tested == sorted(stats.tested, reverse=True)
         assert all(hit <= seen for hit, seen in zip(stats.accepted_per_position, stats.tested, strict=True))
-        kept = handle.origins.count("accepted")
-        assert kept <= sum(stats.accepted_per_position) and len(handle.tokens) <= kept + stats.steps
-        if handle.origins[-1] != "accepted":  # the last step was not cut
-            assert kept == sum(stats.accepted_per_position) and len(handle.tokens) == kept + stats.steps
+        kept, is_cut = handle.origins.count("accepted"), handle.origins[-1] == "accepted"
+        assert kept == stats.num_accepted and len(handle.tokens) == kept + stats.steps - is_cut
         assert handle.origins.count("recovered") <= sum(stats.tested) - sum(stats.accepted_per_position)
         assert sum(stats.tested) <= stats.num_draft_tokens and len(stats.tested) <= 6
     total = engine.stats
@@ -229,6 +228,29 @@ def test_stop_strings_across_token_borders(count: int) -> None:
     handle = engine.generate(["go"], params)[0]
     assert handle.text == "naïve € then " and handle.finish_reason == "stop"
     assert handle.tokens == ids("naïve € then END")
+    assert handle.stats.num_accepted == handle.origins.count("accepted"), "what follows the text counts nowhere"
+
+
+@pytest.mark.parametrize("count", [0, 6])
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "Hi."),
+        ({"include_stop_str_in_output": True}, "Hi.\n"),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, "<end>Hi.\n<|turn|>"),
+    ],
+)
+def test_a_stop_string_with_a_special_token_ends_text_and_stream(count: int, changes: Any, text: str) -> None:
+    tokenizer = byte_tokenizer.__wrapped__()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    end, turn = (tokenizer.convert_tokens_to_ids(name) for name in (END_OF_TEXT, "<|turn|>"))
+    script = [*ids("go"), end, *ids("Hi.\n"), turn, *ids("And more")]
+    model = scripted(script, len(tokenizer), max_length=60, page_size=4)
+    engine = Engine(model, NoisyChain([script], 1.0, len(tokenizer), num_draft_tokens=count), tokenizer=tokenizer)
+    stop = "\n<|turn|>"
+    handle = engine.submit("go", SamplingParams(temperature=0, max_new_tokens=20, stop=stop, **changes))
+    assert "".join(engine.stream(handle)) == handle.text == text
+    assert (handle.finish_reason, handle.tokens) == ("stop", script[2:8])
 
 
 @pytest.mark.parametrize("count", [0, 6])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
 
 import pytest
 from oracles.automaton import AutomatonTarget, random_logits
-from oracles.toy_tokenizer import byte_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec_fast import Engine
-from specdec_fast.engine.request import Handle, encode_prompt, pair_with_params
+from specdec_fast import Engine, HuggingFaceTarget
+from specdec_fast.engine.request import Handle, pair_with_params
 from specdec_fast.engine.stop_conditions import StopChecker
 from specdec_fast.sampling.params import SamplingParams
 
@@ -58,24 +58,6 @@ def test_a_refused_request_has_no_text() -> None:
     assert refused.text == "" and refused.finished
 
 
-def test_text_that_the_tokenizer_refuses_is_a_bad_prompt() -> None:
-    tokenizer = byte_tokenizer()
-    assert encode_prompt("a b", tokenizer, 300)
-    message = r"prompt: got 'a.ud83d b', which the tokenizer cannot encode .*expected Unicode"
-    with pytest.raises(ValueError, match=message):
-        encode_prompt("a\ud83d b", tokenizer, 300)
-
-
-@pytest.mark.parametrize("prompt", [b"abc", [True, 2], [1.5], 7])
-def test_other_types_are_bad_prompts(prompt: Any) -> None:
-    with pytest.raises(ValueError, match=r"prompt: got .*; expected text or a sequence of token ids"):
-        encode_prompt(prompt, None, 300)
-
-
-def test_ids_may_come_one_by_one() -> None:
-    assert encode_prompt(iter([1, 2]), None, 300) == [1, 2]  # type: ignore[arg-type]
-
-
 def test_prompts_and_parameters_in_pairs() -> None:
     hot, cold = SamplingParams(), SamplingParams(temperature=0)
     assert pair_with_params(iter([[1], [2]]), iter([hot, cold])) == [([1], hot), ([2], cold)]
@@ -91,3 +73,44 @@ def test_parameters_of_another_kind_are_refused_alone() -> None:
     good, bad = engine.generate([[1], [2]], [SamplingParams(max_new_tokens=2), {"temperature": 0}])  # type: ignore[list-item]
     assert good.finish_reason == "length" and bad.finish_reason == "error"
     assert "params: got {'temperature': 0}; expected SamplingParams" in str(bad.error) and bad.as_dict()["error"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "4096, which is the default of load; pass max_length to load up to 8192, the model's own limit, or"),
+        (64, "64, which is max_length; raise it up to 8192, the model's own limit, or shorten the prompt"),
+        (8192, "8192, which is the model's own; shorten it"),
+        (10_000, "8192, which is the model's own; shorten it"),
+    ],
+)
+def test_a_prompt_beyond_the_context_says_which_limit_it_meets(given: int | None, words: str) -> None:
+    config = LlamaConfig(
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=8192,
+    )
+    target = HuggingFaceTarget(LlamaForCausalLM(config), max_rows=1, max_length=given)
+    with pytest.raises(ValueError, match=re.escape(f"expected fewer than the context limit of {words}")):
+        Engine(target).submit([1] * 9000)
+
+
+def test_a_limit_of_another_target_is_named_without_its_origin() -> None:
+    engine = Engine(AutomatonTarget(random_logits(23, 8, seed=2), max_length=16))
+    words = (
+        "prompt: got 16 tokens; expected fewer than the context limit of 16, which is max_length; raise it, or shorten"
+    )
+    with pytest.raises(ValueError, match=words):
+        engine.submit([1] * 16)
+
+
+def test_a_request_beyond_the_pool_names_its_size() -> None:
+    engine = Engine(AutomatonTarget(random_logits(23, 8, seed=2), page_size=4, num_pages=4))
+    message = (
+        "request: 30 tokens need 8 pages of the cache; the pool has 3; lower max_new_tokens, or raise num_pages of load"
+    )
+    with pytest.raises(ValueError, match=message):
+        engine.submit([1] * 10, SamplingParams(max_new_tokens=20))

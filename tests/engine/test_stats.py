@@ -28,10 +28,13 @@ def test_empty_stats() -> None:
     assert stats.tau == 1.0 and stats.mean_alpha == 0.0
 
 
-def test_a_text_that_ends_inside_an_accepted_run_counts_what_it_kept() -> None:
+@pytest.mark.parametrize(("kept", "accepted", "tested"), [(1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 3, 4)])
+def test_a_text_that_ends_inside_an_accepted_run_counts_what_it_kept(kept: int, accepted: int, tested: int) -> None:
+    """The rule accepted three tokens and rejected the fourth."""
     stats = RequestStats()
-    stats.record_step(drafted=4, depth=4, accepted=4, kept=2)
-    assert stats.new_tokens == 2 and stats.tau == 2.0 and stats.alpha == [1.0] * 4
+    stats.record_step(drafted=5, depth=5, accepted=3, kept=kept)
+    assert stats.new_tokens == kept and stats.tau == kept and stats.num_draft_tokens == 5
+    assert stats.num_accepted == accepted and stats.tested == [1] * tested
 
 
 def test_merging_adds_everything() -> None:

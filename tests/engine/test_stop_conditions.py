@@ -1,15 +1,13 @@
-"""TextStream and StopChecker: text as it grows, characters of several tokens, stop strings across token
-borders.
-"""
+"""StopChecker: stop strings across token borders, special tokens, ends of the text."""
 
 from __future__ import annotations
 
-import random
+from typing import Any
 
 import pytest
-from oracles.toy_tokenizer import byte_tokenizer, fallback_ids, fallback_tokenizer
+from oracles.toy_tokenizer import END_OF_TEXT, byte_tokenizer
 
-from specdec_fast.engine.stop_conditions import StopChecker, TextStream
+from specdec_fast.engine.stop_conditions import StopChecker
 
 TOKENIZER = byte_tokenizer()
 
@@ -19,9 +17,9 @@ def ids(text: str) -> list[int]:
     return [TOKENIZER.convert_tokens_to_ids(TOKENIZER.byte_names[byte]) for byte in text.encode()]
 
 
-def checker(prompt: str = "go", **changes: object) -> StopChecker:
-    settings = {"eos_ids": (), "stop": (), "max_new_tokens": 1000, "max_length": 2000} | changes
-    return StopChecker(TOKENIZER, ids(prompt), **settings)
+def checker(prompt: str = "go", tokenizer: Any = TOKENIZER, **changes: Any) -> StopChecker:
+    settings: dict[str, Any] = {"eos_ids": (), "stop": (), "max_new_tokens": 1000, "max_length": 2000} | changes
+    return StopChecker(tokenizer, ids(prompt), **settings)
 
 
 def run(check: StopChecker, tokens: list[int]) -> tuple[str | None, int]:
@@ -30,42 +28,6 @@ def run(check: StopChecker, tokens: list[int]) -> tuple[str | None, int]:
         if reason is not None:
             return reason, count
     return None, len(tokens)
-
-
-def put(stream: TextStream, token: int, final: bool = False) -> str:
-    """Returns the text that a token adds."""
-    stream.push(token)
-    return stream.flush(final)
-
-
-def test_many_tokens_at_once_give_the_text_of_one_by_one() -> None:
-    stream = TextStream(TOKENIZER, ids("price: "))
-    for token in ids("3 € are enough for a very long text, they say"):
-        stream.push(token)
-    for final in (False, True):
-        stream.flush(final)
-        assert stream.text == "3 € are enough for a very long text, they say"
-
-
-def test_a_character_of_several_tokens_appears_when_it_is_complete() -> None:
-    stream = TextStream(TOKENIZER, ids("price: "))
-    assert [put(stream, token) for token in ids("3 €!")] == ["3", " ", "", "", "€", "!"]
-
-
-def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
-    stream = TextStream(TOKENIZER, ids("x"))
-    assert [put(stream, token) for token in ids("a€")[:3]] == ["a", "", ""]
-    stream.flush(final=True)
-    assert set(stream.text) == {"a", "�"}
-
-
-def test_a_prompt_that_ends_inside_a_character_loses_nothing() -> None:
-    euro = ids("€")
-    stream = TextStream(TOKENIZER, [*ids("ab"), *euro[:2]])
-    pieces = [put(stream, token) for token in [euro[2], *ids("cde")]]
-    assert "".join(pieces) == "€cde"
-    stream = TextStream(TOKENIZER, [*ids("ab"), *euro[:2]])
-    assert "".join(put(stream, token) for token in ids("cde")) == "cde"
 
 
 class Pieces:
@@ -83,63 +45,6 @@ def test_a_prompt_token_that_ends_inside_a_character_is_not_emitted_again() -> N
     settings = {"eos_ids": (), "max_new_tokens": 1000, "max_length": 2000}
     check = StopChecker(tokenizer, [0, 1, 2], stop=(" ",), **settings)
     assert run(check, [3, 4, 5]) == (None, 3) and check.text == "“go”"
-
-
-def test_a_prompt_without_a_whole_character_is_not_emitted_again() -> None:
-    names = [f"<0x{byte:02X}>" for byte in "\ufffd漢孭".encode()]  # the last one is of E5 AD AD
-    *prompt, last, _ = fallback_tokenizer().convert_tokens_to_ids(names)
-    assert put(TextStream(fallback_tokenizer(), prompt), last, final=True) == "�"
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_pieces_join_to_the_whole_text_however_long(seed: int) -> None:
-    source = random.Random(seed)
-    text = "".join(source.choice("abc de€fé漢🙂") for _ in range(400))
-    stream = TextStream(TOKENIZER, ids("start "))
-    assert "".join(put(stream, token) for token in ids(text)) == text == stream.text
-
-
-RUNS = "ကခဂ", "漢字かな", "é", "🙂🙂", "ab c", " ", ": the ", "ကabခ"
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_runs_of_bytes_are_not_cut_inside_a_character(seed: int) -> None:
-    """With a tokenizer that drops invalid runs of bytes; text is read at every token, at some, or at the end."""
-    source = random.Random(seed)
-    whole = "".join(source.choice(RUNS) for _ in range(60)).strip() + "!"
-    tokens, tokenizer = fallback_ids(whole), fallback_tokenizer()
-    assert tokenizer.decode(tokens) == whole
-    for often in (1.0, 0.3, 0.02, 0.0):
-        for given in (0, 1, 2, 3, 5, 8, 9, 13, 30):
-            stream, pieces = TextStream(tokenizer, tokens[:given]), []
-            for token in tokens[given:]:
-                stream.push(token)
-                if source.random() < often:
-                    pieces.append(stream.flush())
-            pieces.append(stream.flush(final=True))
-            before = tokenizer.decode(tokens[:given])
-            while given and "�" in before:  # the prompt ends inside a character: the text contains the whole character
-                given -= 1
-                before = tokenizer.decode(tokens[:given])
-            text = "".join(pieces)
-            assert text == stream.text and (text == whole[len(before) :] or (given == 0 and text.strip() == whole))
-
-
-def test_a_run_of_bytes_that_ends_early_keeps_its_whole_characters() -> None:
-    tokens = fallback_ids("go: ကခဂ")
-    for often in (True, False):
-        stream = TextStream(fallback_tokenizer(), tokens[:3])
-        for token in tokens[3:-1]:
-            stream.push(token)
-            if often:
-                stream.flush()
-        stream.flush(final=True)
-        assert stream.text == " ကခ�"
-
-
-def test_without_a_tokenizer_there_is_no_text() -> None:
-    stream = TextStream(None, [1, 2])
-    assert put(stream, 3, final=True) == "" == stream.text
 
 
 def test_a_stop_string_across_token_borders_is_cut() -> None:
@@ -258,3 +163,89 @@ def test_a_stop_string_across_min_new_tokens_is_held_back() -> None:
         assert check.push(token) is None
     assert (check.text, check.released) == ("a xLE", 3)
     assert run(check, ids("ND")) == ("stop", 2) and check.text == "a x"
+
+
+def special_tokenizer() -> Any:
+    """Returns a tokenizer with special tokens; the name of the second one is another text in the alphabet of bytes."""
+    made = byte_tokenizer.__wrapped__()
+    made.add_special_tokens({"additional_special_tokens": ["<|turn|>", "Ġking"]})
+    return made
+
+
+SPECIAL = special_tokenizer()
+TURN, KING, END = (SPECIAL.convert_tokens_to_ids(name) for name in ("<|turn|>", "Ġking", END_OF_TEXT))
+
+
+@pytest.mark.parametrize(
+    ("stop", "changes", "text"),
+    [
+        ("<|turn|>", {}, "max\n"),
+        ("<|turn|>", {"include_stop": True}, "max\n"),
+        ("<|turn|>", {"skip_special_tokens": False}, "max\n"),
+        ("<|turn|>", {"skip_special_tokens": False, "include_stop": True}, "max\n<|turn|>"),
+        ("x\n<|turn|>", {}, "ma"),
+        ("x\n<|turn|>", {"include_stop": True}, "max\n"),
+        ("x\n<|turn|>", {"skip_special_tokens": False}, "ma"),
+        ("x\n<|turn|>", {"skip_special_tokens": False, "include_stop": True}, "max\n<|turn|>"),
+        ("\n", {"include_stop": True}, "max\n"),
+        ("\n", {}, "max"),
+    ],
+)
+def test_stop_strings_may_name_special_tokens(stop: str, changes: dict[str, Any], text: str) -> None:
+    """The token itself is hidden, and the text that only seems to begin a stop string is emitted."""
+    check = checker(tokenizer=SPECIAL, stop=(stop, "unused<|turn|>"), **changes)
+    reason, count = run(check, [*ids("max\n"), TURN, *ids("more")])
+    assert (reason, count) == ("stop", 4 if stop == "\n" else 5)
+    assert check.text == text and check.released == len(text)
+
+
+def test_several_special_tokens_with_text_between_them() -> None:
+    check = checker(tokenizer=SPECIAL, stop=("<|turn|>ab<|turn|><end>",))
+    assert run(check, [*ids("go"), TURN, *ids("ab"), TURN]) == (None, 6)
+    assert (check.text, check.released) == ("goab", 2), "text from the first special token on may be cut"
+    assert check.push(END) == "stop" and check.text == "go"
+
+
+def test_the_name_of_a_special_token_counts_though_it_decodes_to_other_text() -> None:
+    for skips in (True, False):
+        check = checker(tokenizer=SPECIAL, stop=("Ġking",), skip_special_tokens=skips)
+        assert run(check, [*ids("the king"), KING, *ids("s")]) == ("stop", 9) and check.text == "the king"
+    assert SPECIAL.decode([KING]) == " king"
+
+
+def test_min_new_tokens_counts_for_special_tokens_too() -> None:
+    tokens = [*ids("ab"), TURN, *ids("c"), TURN]
+    for stop in ("<|turn|>", "b<|turn|>", "c<|turn|>"):
+        check = checker(tokenizer=SPECIAL, stop=(stop,), min_new_tokens=3)
+        ends = stop != "b<|turn|>"
+        assert run(check, tokens) == (("stop", 5) if ends else (None, 5))
+        assert check.text == ("ab" if stop.startswith("c") else "abc")
+
+
+def test_a_special_token_that_cuts_a_character_ends_the_text_after_it() -> None:
+    for stop, text in (("<|turn|>", "a�"), ("�<|turn|>", "a")):
+        check = checker(tokenizer=SPECIAL, stop=(stop,))
+        assert run(check, [*ids("a€")[:2], TURN]) == ("stop", 3) and check.text == text
+
+
+@pytest.mark.parametrize(
+    ("skips", "includes", "text"), [(True, True, "hi"), (False, False, "hi"), (False, True, "hi<end>")]
+)
+def test_the_end_of_sequence_is_shown_where_it_is_included(skips: bool, includes: bool, text: str) -> None:
+    for stop in ((), ("zz",)):
+        check = checker(tokenizer=SPECIAL, eos_ids=(END,), stop=stop, skip_special_tokens=skips, include_stop=includes)
+        assert run(check, [*ids("hi"), END]) == ("eos", 3)
+        assert check.text == text and check.released == len(text)
+
+
+def test_an_end_of_sequence_that_completes_a_stop_string_cuts_the_text() -> None:
+    check = checker(tokenizer=SPECIAL, eos_ids=(END,), stop=("\n<end>",))
+    assert run(check, [*ids("hi\n"), END]) == ("eos", 4) and check.text == "hi"
+
+
+def test_a_part_of_a_hidden_token_is_no_stop_string() -> None:
+    """The text never has it; where special tokens are shown, it counts like other text."""
+    check = checker(tokenizer=SPECIAL, stop=("turn",))
+    assert run(check, [*ids("a"), TURN, *ids("b")]) == (None, 3) and check.text == "ab"
+    check = checker(tokenizer=SPECIAL, stop=("turn",), skip_special_tokens=False)
+    assert run(check, [*ids("a"), TURN, *ids("b")]) == ("stop", 2) and check.text == "a<|"

@@ -108,7 +108,7 @@ def test_prepared_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_impossible_capacities_are_refused(pair: tuple[int, int]) -> None:
     engine = Engine(automaton(max_rows=4))
     with pytest.raises(
-        ValueError, match=rf"capacities: got \({pair[0]}, {pair[1]}\); expected 1..4 rows, and 0 or more"
+        ValueError, match=rf"capacities: got \({pair[0]}, {pair[1]}\); expected 1..4 rows .max_rows of load., and 0"
     ):
         engine.warm([pair])
 
@@ -131,7 +131,11 @@ def test_a_compiled_target_is_compiled_by_warm(monkeypatch: pytest.MonkeyPatch) 
     assert made and len(graphs) == made
 
 
-SHARED = {"target", "drafter", "needs", "rule", "why_rule", "_cache", "_prefill_chunk", "state", "lock", "_next_id"}
+SHARED = {"target", "drafter", "needs", "rule", "why_rule", "_cache", "_prefill_chunk", "state", "lock", "_next_id"} | {
+    "default_params",
+    "closed",
+    "_closing",
+}
 """What a rehearsal shares with its engine, which no step replaces or counts in."""
 
 

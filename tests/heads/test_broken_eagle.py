@@ -39,11 +39,19 @@ class Trap:
 BROKEN = [
     (_without("midlayer.mlp.up_proj.weight"), "missing: layers.0.mlp.up_proj.weight"),
     (_without("d2t"), "missing: d2t"),
-    (_without("midlayer.hidden_norm.weight"), "expected an EAGLE-3 head"),
+    (_without("midlayer.hidden_norm.weight"), "got no hidden_norm.weight in its first layer"),
     (lambda config, tensors: tensors.update(surplus=torch.zeros(1)), "nothing reads: surplus"),
     (
         lambda config, tensors: tensors.update({"fc.weight": torch.zeros(64, 128)}),
-        r"fc.weight is \[64, 128\]",
+        r"got layers \[1, 0, 1\], but the head reads 2 hidden states \(fc.weight has 128 columns\)",
+    ),
+    (
+        lambda config, tensors: tensors.update({"norm.weight": torch.zeros(63)}),
+        r"norm.weight is \[63\], expected \[64\]; is this a head for this target",
+    ),
+    (
+        lambda config, tensors: tensors.update({"fc.weight": torch.zeros(64, 100)}),
+        "width that fc.weight reads is 100, the target's is 64; use a head that was trained for this target",
     ),
     (lambda config, tensors: config.update(hidden_size=32), "hidden_size is 32, the target's is 64"),
     (lambda config, tensors: config.update(vocab_size=500), "vocab_size is 500, the target's is 96"),
@@ -51,8 +59,8 @@ BROKEN = [
     (lambda config, tensors: config.update(num_hidden_layers=2), "'num_hidden_layers' is 2, the file has 1"),
     (lambda config, tensors: config.update(model_type="gpt2"), "model_type: got 'gpt2'"),
     (
-        lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[0, 1, 2]),
-        r"inputs of layers \[0, 1",
+        lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[0, 1, 3]),
+        r"inputs of layers \[0, 1, 3\]; expected numbers from 0 to 2",
     ),
     (lambda config, tensors: tensors["d2t"].neg_(), "d2t leads to ids"),
     (lambda config, tensors: tensors["t2d"].logical_not_(), "t2d and d2t name different ids"),
@@ -71,7 +79,7 @@ BROKEN = [
         lambda config, tensors: config.update(
             eagle_aux_hidden_state_layer_ids=None, eagle_config={"eagle_aux_hidden_state_layer_ids": [[1], 2, 3]}
         ),
-        r"inputs of layers \[\[1\], 3, 4\]",
+        r"inputs of layers \[\[1\], 2, 3\]",
     ),
 ]
 
@@ -96,5 +104,5 @@ def test_pickled_code_in_a_bin_is_not_run(tmp_path: Path, target: Any, load: Any
 def test_each_drafter_names_the_other(tmp_path: Path, target: Any) -> None:
     with pytest.raises(ValueError, match=r"got an EAGLE-3 head; .* use drafter eagle3"):
         load_eagle(heads.write(tmp_path / "3", REDUCED, heads.eagle3_tensors()), target)
-    with pytest.raises(ValueError, match=r"expected an EAGLE-3 head .drafter eagle reads"):
+    with pytest.raises(ValueError, match=r"got no hidden_norm\.weight .*; take drafter eagle for heads of EAGLE-1"):
         load_eagle3(heads.write(tmp_path / "1", PLAIN, heads.eagle_tensors()), target)

@@ -13,6 +13,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
+from oracles.medusa_producer import HIDDEN, VOCAB, Sizes, producer, states
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -20,37 +21,10 @@ from specdec_fast.heads.checkpoint import load_tensors, open_checkpoint, weight_
 from specdec_fast.heads.checkpoint_medusa import load_medusa, save_medusa
 from specdec_fast.heads.medusa import MedusaHeads
 
-HIDDEN, VOCAB, HEADS = 12, 29, 5
-
-
-class Block(nn.Module):
-    """A residual block as in all producers' code."""
-
-    def __init__(self, bias: bool = True) -> None:
-        super().__init__()
-        self.linear = nn.Linear(HIDDEN, HIDDEN, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + nn.functional.silu(self.linear(x))
-
-
-def producer(heads: int = HEADS, layers: int = 1, projection: bool = True) -> nn.ModuleList:
-    """Returns heads as FasterDecoding builds them; their state dict has the keys of its files."""
-    torch.manual_seed(0)
-    tail = [nn.Linear(HIDDEN, VOCAB, bias=False)] if projection else []
-    return nn.ModuleList(
-        nn.Sequential(*[Block() for _ in range(layers)], *([nn.Linear(HIDDEN, VOCAB, bias=False)] if tail else []))
-        for _ in range(heads)
-    )
-
 
 def config(folder: Path, **fields: Any) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields))
-
-
-def states(count: int = 4) -> Tensor:
-    return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(3))
 
 
 def same(heads: MedusaHeads, made: nn.ModuleList, lm_head: Any = None) -> None:
@@ -61,7 +35,8 @@ def same(heads: MedusaHeads, made: nn.ModuleList, lm_head: Any = None) -> None:
 
 
 def load(folder: Path, **sizes: int) -> MedusaHeads:
-    return load_medusa(folder, **{"hidden_size": HIDDEN, "vocab_size": VOCAB, **sizes})
+    num_heads = sizes.pop("num_heads", None)
+    return load_medusa(folder, Sizes(**sizes), num_heads)
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
@@ -197,8 +172,33 @@ def test_vllm_with_one_projection_for_all_heads(tmp_path: Path, key: str) -> Non
     }
     vllm_config(tmp_path, original_lm_head=True, medusa_fc_bias=True)
     save_file(tensors | {key: own.weight.detach()}, tmp_path / "model.safetensors")
+    x, want = states(), torch.stack([own(head(x)) for head in made for x in [states()]])
+    found = load(tmp_path)
+    assert found.lm_head is not None and len(found.lm_head) == 1, "one copy for all heads"
+    torch.testing.assert_close(found(x), want)
+    save_medusa(found, tmp_path / "again", base_model="x", layout="vllm", dtype=torch.float32)
+    torch.testing.assert_close(load(tmp_path / "again")(x), want)
+    same_as_target = load_medusa(tmp_path, Sizes(lm_head=own.weight.detach().clone()))
+    assert same_as_target.lm_head is None, "a copy of the target's projection takes no memory"
+    torch.testing.assert_close(same_as_target(x, own), want)
+    other = own.weight.detach().clone()
+    other[VOCAB - 1, 3] += 0.01
+    assert load_medusa(tmp_path, Sizes(lm_head=other)).lm_head is not None
+
+
+def test_projections_over_padding_are_cut(tmp_path: Path) -> None:
+    """The rows of a projection may be those of the target's embedding, or its token ids alone."""
+    made = producer(2)
+    config(tmp_path, medusa_num_heads=2, medusa_num_layers=1)
+    save_file(made.state_dict(), tmp_path / "medusa_lm_head.safetensors")
     x = states()
-    torch.testing.assert_close(load(tmp_path)(x), torch.stack([own(head(x)) for head in made]))
+    want = torch.stack([head(x) for head in made])
+    for cut in (VOCAB, VOCAB - 3):
+        heads = load_medusa(tmp_path, Sizes(vocab_size=cut))
+        assert heads.vocab_size == cut
+        torch.testing.assert_close(heads(x), want[..., :cut])
+    with pytest.raises(ValueError, match=r"projection of head 0 is \[29, 12\]; expected \[25, 12\], the target's voc"):
+        load_medusa(tmp_path, Sizes(vocab_size=25))
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,9 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], dict[str, Any], str]]
         r"1\.0\.linear\.weight is \[12, 7\]; expected \[12, 12\]",
     ),
     "vocabulary": (
-        lambda t: t.update({"4.1.weight": torch.ones(31, HIDDEN)}),
+        lambda t: t.update({"4.1.weight": torch.ones(40, HIDDEN)}),
         {},
-        r"head 4 is \[31, 12\]; expected \[29, 12\]",
+        r"head 4 is \[40, 12\]; expected \[29, 12\]",
     ),
     "not finite": (lambda t: t["0.0.linear.bias"].fill_(float("nan")), {}, "not finite"),
     "too few heads": (lambda t: None, {"medusa_num_heads": 6}, "medusa_num_heads is 6, but the file holds 5 heads"),
@@ -328,7 +328,7 @@ def test_places_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
     with pytest.raises(ValueError, match=r"got 'some/heads'.*or a hub id that is reachable from here.*name the folder"):
-        load_medusa("some/heads", hidden_size=HIDDEN, vocab_size=VOCAB)
+        load_medusa("some/heads", Sizes())
 
 
 @pytest.mark.parametrize("shards", [False, True])
@@ -361,7 +361,7 @@ def test_a_hub_id_downloads_only_the_files_that_are_read(
         return str(cache)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    same(load_medusa("some/heads", hidden_size=HIDDEN, vocab_size=VOCAB), made)
+    same(load_medusa("some/heads", Sizes()), made)
     wanted = {each.name for each in hub.iterdir() if each.name.startswith(("medusa", "config"))}
     assert asked == ["some/heads"] and {each.name for each in cache.iterdir()} == wanted
 

@@ -138,9 +138,7 @@ def test_sglang_numbers_outputs_of_layers(tmp_path: Path, target: Any, prefix: s
 
 def test_layer_numbers_by_convention(tmp_path: Path) -> None:
     """Published ids are inputs of layers, SGLang's are outputs. Both name the same states of twelve layers."""
-    from specdec_fast.heads.checkpoint import open_checkpoint
-    from specdec_fast.heads.checkpoint_eagle import _aux_hidden_states
-
+    target: Any = type("Target", (), {"num_layers": 12, "hidden_size": 64, "num_embeddings": 96, "vocab_size": 96})()
     tensors = heads.eagle3_tensors()
     for at, extra in enumerate(
         (
@@ -151,8 +149,8 @@ def test_layer_numbers_by_convention(tmp_path: Path) -> None:
             {"eagle_aux_hidden_state_layer_ids": None},
         )
     ):
-        found = open_checkpoint(heads.write(tmp_path / str(at), {**REDUCED, **extra}, tensors))
-        assert _aux_hidden_states(found, 12, None) == ("entering:2", "entering:6", "entering:9")
+        head = load_eagle3(heads.write(tmp_path / str(at), {**REDUCED, **extra}, tensors), target)
+        assert head.aux_hidden_states == ("entering:2", "entering:6", "entering:9")
 
 
 def test_speculators_with_its_norms_and_its_embedding(tmp_path: Path, target: Any) -> None:

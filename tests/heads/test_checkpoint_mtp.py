@@ -32,6 +32,8 @@ def holds(head: Any, tensors: dict[str, torch.Tensor], layout: str) -> None:
     own, inner, names = LAYOUTS[layout]
     number = 2 if layout == "deepseek" else 0
     for ours, theirs in names.items():
+        if ours in ("embed_tokens", "lm_head"):
+            continue
         assert torch.equal(getattr(head, ours).weight, tensors[f"{own.format(number)}{theirs}.weight"]), theirs
     assert torch.equal(head.layer.self_attn.k_proj.weight, tensors[f"{inner.format(number)}self_attn.k_proj.weight"])
     assert torch.equal(head.layer.input_layernorm.weight, tensors[f"{inner.format(number)}input_layernorm.weight"])
@@ -46,16 +48,36 @@ def test_a_module_inside_the_target_s_file(tmp_path: Path, target: Any, layout: 
     assert head.hidden_first == (layout == "mimo"), "MiMo joins the hidden state first"
 
 
-def test_copies_of_embedding_and_projection_are_ignored(tmp_path: Path, target: Any) -> None:
-    """DeepSeek-V3 has such copies in its module."""
-    tensors = heads.mtp_tensors() | {
-        "model.layers.2.embed_tokens.weight": torch.zeros(96, 64),
-        "model.layers.2.shared_head.head.weight": torch.zeros(96, 64),
-    }
-    holds(load_mtp(heads.write(tmp_path, CONFIG, backbone() | tensors), target), tensors, "deepseek")
-    tensors["model.layers.2.shared_head.head.weight"] = torch.zeros(99, 64)
-    with pytest.raises(ValueError, match=r"model\.layers\.2\.shared_head\.head\.weight is \[99, 64\]; expected \[96"):
-        load_mtp(heads.write(tmp_path, CONFIG, backbone() | tensors), target)
+TABLES = {"deepseek": ("embed_tokens", "shared_head.head"), "qwen": ("embed_tokens", "lm_head")}
+
+
+@pytest.mark.parametrize("layout", list(TABLES))
+def test_its_embedding_and_projection_are_used_if_they_differ(tmp_path: Path, target: Any, layout: str) -> None:
+    """DeepSeek-V3 and GLM-4.5 have such tables in their module, as copies or not."""
+    outer = {"deepseek": "model.layers.2.", "qwen": "mtp."}[layout]
+    names = [f"{outer}{name}.weight" for name in TABLES[layout]]
+    text = models.untouched("llama")
+    copies = [table.weight.detach().clone() for table in (text.get_input_embeddings(), text.get_output_embeddings())]
+    tensors = heads.mtp_tensors(layout)
+    shared = load_mtp(heads.write(tmp_path / "copies", CONFIG, tensors | dict(zip(names, copies))), target)
+    holds(shared, tensors, layout)
+    assert shared.embed_tokens is None and shared.lm_head is None
+    own = [torch.randn(96, 64, generator=torch.Generator().manual_seed(at)) for at in range(2)]
+    folder = heads.write(tmp_path / "own", CONFIG, tensors | dict(zip(names, own)))
+    head = load_mtp(folder, target)
+    assert head.embed_tokens is not None and head.lm_head is not None
+    assert torch.equal(head.embed_tokens.weight, own[0]) and torch.equal(head.lm_head.weight, own[1])
+    hidden = torch.randn(3, 64)
+    assert torch.allclose(head.read(hidden, target.lm_head), hidden @ own[1].T, atol=1e-5)
+    assert load_mtp(folder, target, own_tables=False).lm_head is None
+    save_mtp(tmp_path / "again", head, 2, layout=layout)
+    again = load_mtp(tmp_path / "again", target)
+    assert again.lm_head is not None and torch.equal(again.lm_head.weight, own[1])
+    tensors[names[1]] = torch.zeros(90, 64)
+    with pytest.raises(
+        ValueError, match=r"lm_head\.weight is \[90, 64\]; expected 64 columns and a row for each of the"
+    ):
+        load_mtp(heads.write(tmp_path / "less", CONFIG, tensors), target)
 
 
 @pytest.mark.parametrize("suffix", ["bin", "safetensors"])

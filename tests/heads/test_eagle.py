@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from oracles import heads, models
+from oracles.eagle_formulas import attended, mlp, norm
 from torch import Tensor
 
 from specdec_fast.heads.checkpoint_eagle import load_eagle, load_eagle3
@@ -20,38 +21,6 @@ COUNT = 6
 @pytest.fixture(scope="module")
 def target() -> Any:
     return models.target("llama", max_rows=1)
-
-
-def norm(x: Tensor, weight: Tensor) -> Tensor:
-    return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
-
-
-def rotated(x: Tensor, places: Tensor, theta: float) -> Tensor:
-    """Applies the rotary embedding to x [T, heads, dim], by halves of the vector."""
-    half = x.shape[-1] // 2
-    angle = places[:, None, None] * theta ** (-torch.arange(half) / half)
-    one, two = x[..., :half], x[..., half:]
-    return torch.cat([one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()], -1)
-
-
-def attended(fed: Tensor, places: Tensor, tensors: dict[str, Tensor], stem: str, theta: float) -> Tensor:
-    """Causal attention with shared key heads, as in Llama."""
-    q, k, v = (
-        (fed @ tensors[f"{stem}self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, heads.DIM)) for name in "qkv"
-    )
-    q, k = rotated(q, places, theta), rotated(k, places, theta)
-    out = torch.empty_like(q)
-    for at in range(len(fed)):
-        for head in range(heads.HEADS):
-            own = head * heads.KV_HEADS // heads.HEADS
-            weights = (k[: at + 1, own] @ q[at, head] * heads.DIM**-0.5).softmax(-1)
-            out[at, head] = weights @ v[: at + 1, own]
-    return out.flatten(1) @ tensors[f"{stem}self_attn.o_proj.weight"].T
-
-
-def mlp(x: Tensor, tensors: dict[str, Tensor], stem: str) -> Tensor:
-    gate, up, down = (tensors[f"{stem}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-    return (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
 
 def given(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

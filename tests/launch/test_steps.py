@@ -48,6 +48,27 @@ def test_greedy_texts_on_the_second_gpu_are_those_of_the_cpu(kind: str, tmp_path
         assert gpu.current == 0
 
 
+def turns(made: Any) -> list[list[int]]:
+    """Texts of two samples of one prompt, and of a prompt that continues the first one."""
+    prompt, found = models.prompt(40), []
+    for text in ([], [7]):
+        params = [SamplingParams(temperature=0.8, seed=seed, max_new_tokens=9) for seed in (1, 2)]
+        found += made.generate([[*prompt, *(found[0] if found else []), *text]] * 2, params)
+        found = [getattr(each, "tokens", each) for each in found]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["none", "draft_model", "eagle dynamic"])
+def test_texts_of_shared_pages_on_a_gpu_are_those_of_the_cpu(kind: str, tmp_path: Path) -> None:
+    want = turns(engine(kind, "cpu", tmp_path, "sync"))
+    with simulated_gpu.gpu("sm_90") as gpu:
+        made = engine(kind, "cuda", tmp_path)
+        gpu.clear()
+        assert turns(made) == want
+        assert gpu.uploads == [] and gpu.captures
+        assert made.stats.cached_tokens == (112 if kind == "eagle dynamic" else 128)
+
+
 def steady(kind: str, mode: str, folder: Path, gpu: simulated_gpu.Gpu) -> Any:
     """An engine with two running requests, some steps into their texts."""
     made = engine(kind, "cuda", folder, mode, max_rows=2)

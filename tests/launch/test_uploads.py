@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from oracles import heads, models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_kernels import simulated_gpu
+from specdec_kernels.dispatch import torch_ops
 from specdec_kernels.dispatch.torch_ops import LAUNCHES, MAX_TABLES, _find_table
 from specdec_kernels.testing.agreement import make_sample
 from specdec_kernels.testing.samples_attention import Sizes
@@ -22,6 +24,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # results are computed on the CPU
 ]
 ROWS, LENGTH = 3, 64
+
+
+@pytest.fixture(autouse=True)
+def _own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has tables of its own: caches of other tests may have had the same addresses."""
+    monkeypatch.setattr(torch_ops, "_TABLES", OrderedDict())
+    monkeypatch.setattr(torch_ops, "_CAPTURED", {})
 
 
 def small(device: str = "cuda") -> HuggingFaceTarget:
@@ -160,7 +169,6 @@ def test_a_freed_cache_leaves_its_address_to_one_with_another_layout() -> None:
 
 
 def test_few_tables_are_remembered() -> None:
-    from specdec_kernels.dispatch import torch_ops
 
     first = caches_of(1)
     forgotten = weakref.ref(_find_table(first).device_layout)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from oracles.automaton import AutomatonTarget
 from specdec_fast.core.draft import Draft
+from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_kernels import tree_plan
 
 
@@ -47,3 +48,17 @@ class AutomatonHead:
 
     def _after(self, tokens: Tensor, features: Tensor) -> Tensor:
         return torch.eye(len(self.model.table))[self.model.transitions[features.argmax(1), tokens]]
+
+
+def blockwise_over(target: AutomatonTarget) -> BlockwiseHeads:
+    """Returns blockwise heads that predict three tokens ahead of a target whose state grows by one with any token."""
+    states = len(target.table)
+    made = BlockwiseHeads(states, target.vocab_size, 3, inner_size=states)
+    with torch.no_grad():
+        made.inner.weight.copy_(torch.eye(states).repeat(3, 1))
+        made.inner.bias.zero_()
+        for head in range(3):
+            own = slice(head * states, (head + 1) * states)
+            ahead = (torch.arange(states) + 1 + head).clamp(max=states - 1)
+            made.outer.weight[own, own] = torch.eye(states)[ahead].T - torch.eye(states)
+    return made

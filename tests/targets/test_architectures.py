@@ -86,7 +86,9 @@ def test_trees_after_a_prefix_have_the_model_s_own_logits(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("diffllama", {}, "differ from the model's own"),  # two attentions per layer
+        ("diffllama", {}, r"attention calls from layers \[0, 0, 1, 1\]"),
+        ("doge", {}, "layer 0 makes or changes its attention mask by itself"),
+        ("roberta", {"is_decoder": True}, "differ from the model's own"),  # positions begin behind the padding token's
         ("nemotron", {}, "does not pass keyword arguments on"),
         ("llama4_text", EXPERTS, "chunked_attention"),
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, "conv"),

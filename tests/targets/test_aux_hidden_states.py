@@ -56,13 +56,29 @@ def test_aux_hidden_states_are_the_hidden_states_of_transformers(family: str) ->
     assert not target.model.base_model._forward_hooks, "a auxiliary hidden state was left behind"
 
 
-@pytest.mark.parametrize("name", ["entering:2", "entering:-1", "entering:x", "leaving:0", "final"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_the_state_behind_the_last_layer_is_the_one_that_the_final_norm_reads(family: str) -> None:
+    target, text = models.target(family), models.prompt(17)
+    assert target.cache.reserve(0, 20)
+    shape = torch.tensor([0], dtype=torch.int32), torch.tensor(text), torch.tensor([0, 17], dtype=torch.int32)
+    hooks = [len(layer._forward_hooks) for layer in target.layers]
+    output = target.extend(*shape, logits=False, aux_hidden_states=("entering:2", "final_norm"))
+    assert [len(layer._forward_hooks) for layer in target.layers] == hooks
+    last, read = models.untouched(family).base_model.layers[-1], []
+    hook = last.register_forward_hook(lambda _, __, out: read.append(out[0] if isinstance(out, tuple) else out))
+    want = states(family, text)["final_norm"]
+    hook.remove()
+    got = output.aux_hidden_states["entering:2"]
+    assert torch.allclose(got, read[0][0], atol=2e-4) and not torch.allclose(got, want, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["entering:3", "entering:-1", "entering:x", "leaving:0", "final"])
 def test_unknown_aux_hidden_states_are_named_and_leave_no_hook(name: str) -> None:
     target = models.target("llama")
     assert target.cache.reserve(0, 8)
     draft = Draft.chains([0], [[1]])
     with pytest.raises(
-        ValueError, match=f"auxiliary hidden state: got '{name}'; expected 'final_norm' or 'entering:i' with i < 2"
+        ValueError, match=f"auxiliary hidden state: got '{name}'; expected 'final_norm' or 'entering:i' with i <= 2"
     ):
         target.score(draft, tree_plan(draft.parents, draft.offsets), ("entering:0", name))
     assert not any(layer._forward_pre_hooks for layer in target.layers)

@@ -239,7 +239,8 @@ def test_models_that_cannot_be_served_are_refused(kind: str, shape: dict[str, in
 
 def test_calling_the_model_directly_raises_with_a_remedy() -> None:
     target = models.target("llama")
-    with pytest.raises(RuntimeError, match=r"called outside its target; call HuggingFaceTarget\.extend"):
+    words = r"called outside its target; use its engine, or close that with engine\.close\(\)"
+    with pytest.raises(RuntimeError, match=words):
         target.model(torch.tensor([[1, 2, 3]]))
     target.model.set_attn_implementation("sdpa")
     assert target.model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 96)
@@ -255,7 +256,8 @@ def test_an_engine_continues_after_a_direct_call_of_its_model() -> None:
 
 
 def test_detecting_the_attention_that_a_model_calls() -> None:
-    model = models.target("llama").model
+    target = models.target("llama")
+    model = target.model
     assert attention.is_served(model.config)
     model.set_attn_implementation("eager")
     assert not attention.is_served(model.config)

@@ -81,10 +81,21 @@ def test_what_is_refused_before_loading(change: dict[str, str], words: str) -> N
 def test_a_loaded_model_keeps_its_weights() -> None:
     model = load_model("demo-draft")
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="would lose its own weights; expected a name or folder"):
+    with pytest.raises(ValueError, match="and a loaded model, which stays as it is; expected the name of a model"):
         load(model, weights="int8")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert any(type(module) is torch.nn.Linear for module in model.modules())
+
+
+def quantized_layer() -> torch.nn.Linear:
+    """A layer whose weight is a tensor of another class, as torchao makes them."""
+
+    class Packed(torch.Tensor):
+        pass
+
+    layer = torch.nn.Linear(4, 4)
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Packed), requires_grad=False)
+    return layer
 
 
 @pytest.mark.parametrize(
@@ -93,6 +104,7 @@ def test_a_loaded_model_keeps_its_weights() -> None:
         (torch.nn.Sequential(torch.nn.ReLU()), "has no torch.nn.Linear"),
         (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, dtype=torch.float64)), "torch.float64"),
         (torch.nn.Sequential(torch.nn.Linear(4, 4, device="meta")), "on meta; expected the CPU"),
+        (torch.nn.Sequential(quantized_layer()), "with quantized layers"),
     ],
 )
 def test_models_that_cannot_be_quantized_stay_as_they_are(model: torch.nn.Module, words: str) -> None:

@@ -83,8 +83,8 @@ def test_a_target_changes_the_layout_and_the_model_can_still_be_saved(tmp_path: 
     tokens = torch.arange(1, 9)[None]
     with torch.inference_mode():
         own = model(tokens).logits
-    HuggingFaceTarget(model, max_rows=1, max_length=32)
-    assert model.model.layers[0].mlp.up_proj.weight.stride(0) == 1
+    target = HuggingFaceTarget(model, max_rows=1, max_length=32)
+    assert model is target.model and model.model.layers[0].mlp.up_proj.weight.stride(0) == 1
     model.set_attn_implementation("sdpa")
     with torch.inference_mode():
         torch.testing.assert_close(model(tokens).logits, own, rtol=1e-4, atol=1e-4)

@@ -152,6 +152,9 @@ class CudaGraphRunner:
         read = zip(step.handles, StepProgram.read(step.results))
         outputs = [(handle, output) for handle, output in read if output is not None and not handle.finished]
         del self._pending[0]
+        for handle, output in outputs:
+            if handle.row in self._drafting and handle.remaining > 1:
+                self._drafter_runner.record_draft_size(handle, output.num_draft_tokens)
         return outputs
 
     def leave(self, row: int) -> None:

@@ -260,6 +260,7 @@ def new_eagle3(target: Any, ids: Tensor, layers: Sequence[int] | None = None, **
         draft_vocab_size=len(ids),
         aux_hidden_states=[f"entering:{index}" for index in read],
     )
+    assert head.lm_head is not None
     with torch.no_grad():
         head.d2t.copy_(ids - torch.arange(len(ids)))
         head.lm_head.weight.copy_(projection[ids.to(projection.device)])

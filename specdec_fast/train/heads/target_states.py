@@ -8,7 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from specdec_fast.targets.model_parts import find_model_parts
+from specdec_fast.targets.model_support import UnsupportedModelError
 
 
 class TargetStates:
@@ -19,19 +22,17 @@ class TargetStates:
         aux_hidden_states: Names as in `Needs.aux_hidden_states`: "final_norm" or "entering:i".
 
     Raises:
-        ValueError: If the model has no hidden state of that name.
+        ValueError: If the model has no hidden state of that name, or if no target could serve the model.
     """
 
     def __init__(self, model: Any, aux_hidden_states: tuple[str, ...]) -> None:
         self.model, self.aux_hidden_states = model.eval().requires_grad_(False), aux_hidden_states
-        count = model.config.get_text_config().num_hidden_layers
-        self._layers = next(
-            (each for each in model.base_model.modules() if isinstance(each, nn.ModuleList) and len(each) == count),
-            None,
-        )
+        parts = find_model_parts(model)
+        self._layers, self._scaling = parts.layers, parts.scaling
+        count = len(parts.layers)
         for name in aux_hidden_states:
             place, _, index = name.partition(":")
-            known = place == "entering" and index.isdigit() and int(index) < count and self._layers is not None
+            known = place == "entering" and index.isdigit() and int(index) < count
             if name != "final_norm" and not known:
                 raise ValueError(
                     f"auxiliary hidden state: got {name!r}; expected 'final_norm' or 'entering:i' with i < {count}"
@@ -56,7 +57,6 @@ class TargetStates:
         hooks = []
         for name in self.aux_hidden_states:
             if name != "final_norm":
-                assert self._layers is not None
 
                 def capture(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name) -> None:
                     captured[name] = args[0] if args else kwargs["hidden_states"]
@@ -80,7 +80,13 @@ class TargetStates:
 
         Returns:
             Logits, [..., V].
+
+        Raises:
+            UnsupportedModelError: If the model's logits do not follow from its projection.
         """
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
-        softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
-        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        if self._scaling is None:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__}: its logits are no scaled or capped outputs of its projection; expected "
+                "such a model, since heads are trained with its projection; choose another model"
+            )
+        return self._scaling(self.model.get_output_embeddings()(hidden))

@@ -13,6 +13,7 @@ import torch
 from oracles import models
 from oracles.arrivals import requests, texts
 from oracles.automaton import AutomatonTarget, random_logits, scripted
+from oracles.rollbacks import RollbackWatch
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_fast.core.cuda_graph_packing import pack_nodes
@@ -32,6 +33,13 @@ def kin(**shape: int) -> AutomatonTarget:
 
 def drafter_of(kind: str, rows: int) -> Any:
     return None if kind == "none" else get_drafter("draft_model")(kin(max_rows=rows), num_draft_tokens=3, pick=kind)
+
+
+def test_rollbacks_by_tensors_never_lengthen_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = RollbackWatch(monkeypatch)
+    engine = Engine(automaton(max_rows=3), drafter_of("coupled", 3), eos_token_ids=(3,), step_mode="graph")
+    texts(engine, requests(12, (0.0, 1.0)), random.Random(1))
+    watch.check(40)
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,11 @@ def opened(name: str, folder: Path) -> tuple[Any, Any, Any]:
 @torch.no_grad()
 def test_an_unrolled_step_is_that_step_of_drafting(name: str, tmp_path: Path) -> None:
     """Step j at place t: places 0..t stored from true features, then j nodes of a chain fed with the head's own."""
-    target, paged, outside = opened(name, tmp_path)
+    _, paged, outside = opened(name, tmp_path)
     tokens, steps = torch.tensor(models.prompt(12)), 4
     source = torch.Generator().manual_seed(3)
     features = torch.randn(11, heads.HIDDEN, generator=source)
-    found = unroll(outside, target.embed(tokens[1:])[None], features[None], steps)
+    found = unroll(outside, paged.embed(tokens[1:])[None], features[None], steps)
     assert paged.cache.reserve(0, 16)
     for place in (0, 3, 7):
         paged.cache.rollback(torch.tensor([0], dtype=torch.int32), torch.tensor([0], dtype=torch.int32))

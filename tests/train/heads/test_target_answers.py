@@ -104,12 +104,12 @@ def test_a_head_is_trained_on_answers_of_the_target(
     devices: list[Any] = []
     load_model = loading.load_model
 
-    def noted(source: Any, dtype: Any = "float32", device: Any = "cpu") -> Any:
+    def noted(source: Any, dtype: Any = "float32", device: Any = "cpu", **more: Any) -> Any:
         devices.append(device)
-        return load_model(source, dtype, device)
+        return load_model(source, dtype, device, **more)
 
     monkeypatch.setattr(loading, "load_model", noted)
-    monkeypatch.setattr("specdec_fast.loading.engine_builder.load_model", noted)
+    monkeypatch.setattr("specdec_fast.loading.model_targets.load_model", noted)
     monkeypatch.setattr(training_curve, "training_curve", lambda *history: None)  # it takes a while
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": f"def f{at}("}) + "\n" for at in range(4)))
     options: dict[str, Any] = {"steps": 2, "batch": 1, "length": 16, "heads": 2, "inner": 16}

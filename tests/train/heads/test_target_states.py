@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from oracles import models
+from oracles.tiny_architectures import tiny_architecture
 
 from specdec_fast.train.heads.trainer import TargetStates
 
@@ -23,3 +24,24 @@ def test_states_equal_the_auxiliary_hidden_states_of_the_engine() -> None:
         ValueError, match="auxiliary hidden state: got 'entering:9'; expected 'final_norm' or 'entering:i' with i <"
     ):
         TargetStates(models.own("llama"), ("entering:9",))
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "cohere", "granite", "gemma2", "opt"])
+def test_layers_and_logits_are_those_of_the_text_model(kind: str) -> None:
+    """Also beside a vision tower as deep as the text model, and where logits are scaled or capped."""
+    model = tiny_architecture(kind, logits_scaling=8.0)
+    own = model.config._attn_implementation
+    with torch.no_grad():
+        output = model(torch.tensor([models.prompt(12)]), use_cache=False, output_hidden_states=True)
+    states = TargetStates(model, ("entering:1", "final_norm"))
+    assert model.config._attn_implementation == own
+    found = states(torch.tensor([models.prompt(12)]))
+    torch.testing.assert_close(found["entering:1"], output.hidden_states[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(states.lm_head(found["final_norm"]), output.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_models_that_no_target_serves_or_without_a_usable_projection_are_refused() -> None:
+    with pytest.raises(ValueError, match="BloomForCausalLM: does not support transformers' attention interface"):
+        TargetStates(tiny_architecture("bloom"), ("final_norm",))
+    with pytest.raises(ValueError, match="BertLMHeadModel: its logits are no scaled or capped outputs"):
+        TargetStates(tiny_architecture("bert"), ("final_norm",)).lm_head(torch.zeros(1, 64))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from oracles import models
 from oracles.toy_tokenizer import END_OF_TEXT, PIECES, byte_tokenizer
 
 from specdec_fast import SamplingParams, load
-from specdec_fast.loading import eos_ids, is_hub_id, load_model, load_tokenizer
+from specdec_fast.loading import eos_ids, load_tokenizer
 from specdec_fast.rules.best import LIKELIEST
-from specdec_fast.targets.model_support import UnsupportedModelError
 from specdec_fast.targets.tiny_models import tiny_model
 
 TOKENIZER = byte_tokenizer()
@@ -103,87 +100,10 @@ def test_drafters_of_a_forest_have_draft_caches_of_their_own(rule: str) -> None:
     assert engine.generate([models.prompt(17)], SamplingParams(seed=1, max_new_tokens=12))[0].stats.faults == 0
 
 
-def test_loaded_models_are_taken_as_they_are() -> None:
-    model, draft = models.own("llama"), models.kin("llama")
-    engine = load(model, draft, max_length=64, eos_token_ids=())
-    assert engine.target.model is model and engine.drafter.model.model is draft and engine.tokenizer is None
-    handle = engine.generate([models.prompt(17)], SamplingParams(temperature=0, max_new_tokens=10))[0]
-    assert handle.tokens == models.greedy_text("llama", 17, 10)
-
-
 def test_a_drafter_by_name(folder: Path) -> None:
     engine = load(folder, drafter="ngram", max_length=64)
     assert engine.drafter.name == "ngram"
     assert load(folder, drafter="ngram", num_draft_tokens=2, max_length=64).drafter.num_draft_tokens == 2
-
-
-def test_types(folder: Path) -> None:
-    assert load_model(folder, "bfloat16").dtype == torch.bfloat16
-    assert load_model(folder, torch.float64).dtype == torch.float64
-    with pytest.raises(ValueError, match="dtype: got 'int3'; expected one of float32"):
-        load(folder, dtype="int3")
-
-
-@pytest.mark.parametrize("name", ["no/such-model", "/no/such/folder", "not a name"])
-def test_unknown_models_list_what_can_be_given(name: str) -> None:
-    with pytest.raises(ValueError, match=r"model: got '.*'; expected a bundled name") as error:
-        load(name)
-    assert name in str(error.value) and "demo-target" in str(error.value) and "folder" in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["demo-targt", "Demo-Draft", "demo_target"])
-def test_a_misspelt_bundled_name_is_not_looked_up_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: 1 / 0)
-    with pytest.raises(ValueError, match=r"expected a bundled name .*; did you mean 'demo-(target|draft)'"):
-        load(name)
-
-
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="model: got"):
-        load(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="model: got"):
-        load(tmp_path)
-
-
-def test_a_folder_with_broken_weights(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    (tmp_path / "model.safetensors").write_bytes(b"not weights")
-    with pytest.raises(ValueError, match="model: got"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"num_attention_heads": 0},
-        {"hidden_size": "wide"},
-        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-    ],
-    ids=["no heads", "text for a number", "a library that is not here"],
-)
-def test_any_error_of_a_config_is_reported(folder: Path, tmp_path: Path, change: dict[str, Any]) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | change))
-    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    with pytest.raises(ValueError, match=r"model: got .*; expected a bundled name"):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("source", "asked"),
-    [("somebody/model", True), ("gpt2", True), ("demo-target", False), ("demo-targt", False), ("/no/such", False)],
-)
-def test_hub_ids_are_recognised(source: str, asked: bool, folder: Path) -> None:
-    assert is_hub_id(source) == asked and not is_hub_id(folder)
-
-
-@pytest.mark.parametrize("wrong", [None, 3, models.own("llama").config])
-def test_objects_that_are_not_models_are_refused(wrong: object) -> None:
-    with pytest.raises(
-        ValueError, match=r"model: got (NoneType|int|LlamaConfig); expected a .*or a loaded transformers"
-    ):
-        load(wrong)  # type: ignore[arg-type]
 
 
 def test_a_tokenizer_by_its_folder(folder: Path) -> None:
@@ -262,34 +182,6 @@ def test_options_reach_the_drafter() -> None:
     assert tree.shape.parents == (-1, 0, 0, 1, 2) and tree.num_draft_tokens == 4 and tree.how == "coupled"
 
 
-def test_the_target_cannot_be_its_own_draft() -> None:
-    model = models.own("llama")
-    with pytest.raises(ValueError, match="draft: got the target itself; expected another model"):
-        load(model, model, max_length=64)
-
-
-def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM, T5ForConditionalGeneration
-
-    shape = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    T5ForConditionalGeneration(AutoConfig.for_model("t5", **shape)).save_pretrained(tmp_path / "t5")
-    kind = (
-        r"an encoder-decoder \(T5ForConditionalGeneration\); expected a decoder-only causal language model; choose one"
-    )
-    with pytest.raises(UnsupportedModelError, match=rf"^model: got '.*t5', {kind}"):
-        load(tmp_path / "t5")
-    AutoConfig.for_model("vit", hidden_size=16).save_pretrained(tmp_path / "vit")
-    with pytest.raises(UnsupportedModelError, match=r"^model: got '.*vit', a vit; expected a decoder-only causal"):
-        load(tmp_path / "vit")
-    small = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **small)).save_pretrained(tmp_path / "mamba")
-    recurrent = "MambaForCausalLM: got a model with recurrent state; expected .*; choose another model"
-    with pytest.raises(UnsupportedModelError, match=f"^model: {recurrent}"):
-        load(tmp_path / "mamba")
-    with pytest.raises(ValueError, match=f"^drafter draft_model: draft: {recurrent}"):
-        load(models.own("llama"), tmp_path / "mamba", max_length=64)
-
-
 def test_where_end_ids_come_from() -> None:
     model = models.own("llama")
     model.generation_config.eos_token_id = [4, 7]
@@ -306,21 +198,6 @@ def test_best_lets_a_drafter_pick_as_the_selected_rule_prefers() -> None:
     engine = load("demo-target", drafter="medusa", rule="best", max_rows=1)
     assert engine.rule.name == "replay" and engine.drafter.pick == "coupled"
     assert load("demo-target", "demo-draft", rule="best", max_rows=1).drafter.pick == "sampled"
-
-
-def test_bundled_models_load_without_progress_bars(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.enable_progress_bar()
-    try:
-        model = load_model("demo-draft")
-        assert capfd.readouterr().err == "" and logging.is_progress_bar_enabled()
-        model.save_pretrained(tmp_path)
-        load_model(tmp_path)
-        assert "Loading weights" in capfd.readouterr().err, "other models take a while, and keep theirs"
-    finally:
-        (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
 
 
 def test_a_bundled_head_has_a_name() -> None:

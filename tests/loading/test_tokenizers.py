@@ -47,7 +47,7 @@ def test_a_hub_id_that_is_out_of_reach_has_no_tokenizer() -> None:
 def test_a_tokenizer_that_lacks_a_package_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoTokenizer
 
-    def lacks(source: object) -> None:
+    def lacks(source: object, **_: object) -> None:
         raise ImportError("this tokenizer needs sentencepiece")
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lacks)
@@ -61,7 +61,7 @@ def test_a_tokenizer_on_the_hub_that_cannot_be_made_is_not_taken_for_none(
     import huggingface_hub
     from transformers import AutoTokenizer
 
-    def refuses(source: object) -> None:
+    def refuses(source: object, **_: object) -> None:
         raise ValueError("contains custom code")
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", refuses)
@@ -75,9 +75,13 @@ def test_a_tokenizer_on_the_hub_that_cannot_be_made_is_not_taken_for_none(
 
 
 def test_a_tokenizer_that_was_named_must_be_there(folder: Path) -> None:
-    for place in ("no/such-model", "/no/such/folder"):
-        with pytest.raises(ValueError, match=rf"tokenizer: got '{place}', which has none; expected a folder or hub id"):
-            load(folder, tokenizer=place, max_length=64)
+    expected = "which has none; expected a folder, GGUF file or hub id that has one"
+    with pytest.raises(ValueError, match=f"tokenizer: got 'no/such-model', {expected}"):
+        load(folder, tokenizer="no/such-model", max_length=64)
+    with pytest.raises(
+        ValueError, match=r"tokenizer: got '/no/such/folder'; expected .* or a hub id .*: no such folder"
+    ):
+        load(folder, tokenizer="/no/such/folder", max_length=64)
 
 
 class Gaps:

@@ -1,0 +1,50 @@
+"""Measures the seconds of target passes by their number of nodes, before any request runs.
+
+Tests: tests/adaptive/test_pass_times.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from specdec_fast.adaptive.cost_model import TimeTable
+from specdec_fast.core.draft import Draft
+from specdec_fast.interfaces import Target
+
+
+def measure_pass_times(target: Target, nodes: Iterable[int] = (1, 4, 17), repeats: int = 2) -> TimeTable | None:
+    """Measures target passes over chains on a free row, and leaves the cache as it was.
+
+    Args:
+        target: The target. Its cache must be free.
+        nodes: Numbers of nodes to measure, the root included.
+        repeats: Passes of each number, of which the fastest counts. One more pass of the largest number comes first.
+
+    Returns:
+        Seconds by number of nodes. None if the cache is in use or too small.
+    """
+    cache: Any = target.cache
+    sizes = sorted(nodes)
+    if cache.pages.num_used or sizes[-1] > cache.max_length or not cache.reserve(0, sizes[-1]):
+        return None
+    device = cache.device
+    times = TimeTable(slowdown_rate=0.0)
+    try:
+        with torch.inference_mode():
+            for number in (sizes[-1], *(size for size in sizes for _ in range(repeats))):
+                draft = Draft.chains([0], [[0] * number], device=device)
+                start = perf_counter()
+                output, _ = target.score(draft, draft.get_plan())
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                seconds = perf_counter() - start
+                assert output.logits is not None
+                times.seconds[number] = min(seconds, times.seconds.get(number, seconds))
+    finally:
+        cache.release([0])
+    times.keys = sizes
+    return times

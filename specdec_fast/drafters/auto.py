@@ -1,0 +1,251 @@
+"""Automatic drafting without a model: joins trees of `suffix` and `recycling`, and scores only the nodes that pay.
+
+Both drafters propose trees in every step, which costs little. Each says how confident it is in its proposal. The text
+then shows how far each proposal was right, whether it was scored or not, so acceptance is learned for every level of
+confidence without extra target passes. Seconds of target passes are measured when the drafter is built and corrected in
+every step. A step scores the nodes with the most expected tokens per second, or none.
+Tests: tests/drafters/test_auto.py and the contract suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from heapq import merge
+from time import perf_counter
+from typing import Any
+
+from specdec_fast.adaptive.cost_model import CostModel, DraftOutcome, TimeTable
+from specdec_fast.adaptive.pass_times import measure_pass_times
+from specdec_fast.core.draft import Draft
+from specdec_fast.interfaces import Acceptance, Budget, Drafter, DrafterParts, Needs, Rng, StateView, TargetOutput
+
+_MARGIN = 0.02  # required gain over a plain step, as a share of the speed
+_FRUGAL = {"recycling": {"learn_prompts": False}}  # options that keep a drafter from costing target passes
+Tree = tuple[list[int], list[int]]  # tokens and parents, the root first
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """What one source proposed for one row.
+
+    Attributes:
+        tree: Tokens and parents of all proposed nodes, the likeliest path first.
+        depths: Depth of each node.
+        key: Source and its level of confidence.
+    """
+
+    tree: Tree
+    depths: list[int]
+    key: tuple[int, int]
+
+
+class AutoDrafter:
+    """Joins the proposals of drafters that need no model, cut to the nodes that pay.
+
+    Scored nodes depend on measured times. Rules that replay and greedy ones return the same text whatever is scored.
+    Other rules key their uniforms by the request (`Needs.cross_request`).
+
+    Args:
+        of: The drafters. Their tokens are deterministic, their trees list likelier nodes first, and they have
+            `confidence` and `level_rates` (see `SuffixDrafter`). By name, `from_parts` accepts "a,b"; its default is
+            suffix and recycling.
+        num_draft_tokens: Most nodes of a row.
+
+    Attributes:
+        pass_times: Seconds of target passes by nodes. Without a prior, all proposed nodes are scored.
+
+    Raises:
+        ValueError: If there are no drafters, if one has no confidence, or if `num_draft_tokens` is below 1.
+
+    Source:
+        Liu et al. 2024 (TurboSpec), for goodput; Oliaro et al. 2024 and Luo et al. 2024 for the two drafters.
+    """
+
+    name = "auto"
+    needs = Needs(topology="tree", host_tokens=True, logits=True, cross_request=True)
+
+    def __init__(self, of: Sequence[Any] = (), num_draft_tokens: int = 16) -> None:
+        if not of or any(isinstance(source, str) for source in of):
+            raise ValueError(f"auto of: got {of!r}; expected drafters; pass drafter='auto' to load()")
+        if num_draft_tokens < 1:
+            raise ValueError(f"auto num_draft_tokens: got {num_draft_tokens}; expected at least 1")
+        unfit = next((source.name for source in of if not hasattr(source, "level_rates")), None)
+        if unfit is not None:
+            raise ValueError(f"auto of: got {unfit}, which states no confidence; expected suffix or recycling")
+        self.num_draft_tokens = num_draft_tokens
+        self.sources = list(of)
+        self.pass_times = TimeTable()
+        self._models: dict[tuple[int, int], CostModel] = {}  # acceptance by source and level of confidence
+        self._last: Draft | None = None
+        self._proposals: list[list[_Proposal]] = []  # by row
+        self._started = 0.0
+
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Returns the defaults of options that follow from the rule."""
+        return {"of": "suffix,recycling"}
+
+    @classmethod
+    def from_parts(
+        cls, parts: DrafterParts, of: str | Sequence[str] = "suffix,recycling", num_draft_tokens: int = 16
+    ) -> AutoDrafter:
+        """Builds drafters by name, which do not read prompts with the target, and measures the target's passes."""
+        names = of.split(",") if isinstance(of, str) else list(of)
+        made = cls([parts.make(name, **_FRUGAL.get(name, {})) for name in names], num_draft_tokens)
+        made.pass_times.prior = measure_pass_times(parts.target, (1, 4, 1 + num_draft_tokens))
+        return made
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Adds the rows to all drafters."""
+        for source in self.sources:
+            source.begin(view, rows, prompt_output)
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Joins the nodes that pay, of the proposals of all drafters."""
+        limits = [min(limit, self.num_draft_tokens) for limit in budget.nodes]
+        by_source = [self._propose_all(at, view, rows, limits, rng) for at in range(len(self.sources))]
+        self._proposals = [list(own) for own in zip(*by_source)]
+        granted = self._grant(limits)
+        trees = [
+            _join([(own.tree, count) for own, count in zip(proposals, counts)])
+            for proposals, counts in zip(self._proposals, granted)
+        ]
+        self._last = Draft.trees(rows, trees, device=view.device)
+        self._started = perf_counter()
+        return self._last
+
+    def _propose_all(
+        self, at: int, view: StateView, rows: Sequence[int], limits: Sequence[int], rng: Rng
+    ) -> list[_Proposal]:
+        """Proposals of one drafter, by row."""
+        source = self.sources[at]
+        draft = source.propose(view, rows, Budget(list(limits)), rng)
+        tokens, parents, offsets = draft.tokens.tolist(), draft.parents.tolist(), draft.offsets.tolist()
+        found = []
+        for row, (start, stop) in enumerate(zip(offsets, offsets[1:])):
+            tree = tokens[start:stop], parents[start:stop]
+            depths = [0]
+            for parent in tree[1][1:]:
+                depths.append(depths[parent] + 1)
+            found.append(_Proposal(tree, depths, (at, source.confidence[row])))
+        return found
+
+    def _model(self, key: tuple[int, int]) -> CostModel:
+        """Acceptance of a source at a level of confidence."""
+        if key not in self._models:
+            self._models[key] = CostModel(self.sources[key[0]].level_rates[key[1]])
+        return self._models[key]
+
+    def _grant(self, limits: Sequence[int]) -> list[list[int]]:
+        """Nodes to score of every proposal, by row: the prefix with the most expected tokens per second."""
+        gains = []  # (negative gain, row, source) of each further node
+        count, granted = len(limits), [[0] * len(self.sources) for _ in limits]
+        for row, proposals in enumerate(self._proposals):
+            missed = 1.0  # probability that no earlier source has the next token
+            for at, own in sorted(enumerate(proposals), key=lambda one: -self._first_rate(one[1])):
+                if len(own.depths) > 1:
+                    gains.append(self._node_gains(row, at, own, missed))
+                    missed *= 1 - self._first_rate(own)
+        order, used = [], [0] * count
+        for negative, row, at in merge(*gains):
+            if used[row] < limits[row]:
+                used[row] += 1
+                order.append((negative, row, at))
+        for _, row, at in order[: self._most_goodput(count, [-negative for negative, _, _ in order])]:
+            granted[row][at] += 1
+        return granted
+
+    def _most_goodput(self, rows: int, gains: Sequence[float]) -> int:
+        """How many nodes have the most expected tokens per second; all of them if seconds are unknown."""
+        if self.pass_times.prior is None:
+            return len(gains)
+        tokens, plain, keep = float(rows), max(self.pass_times.seconds_at(rows), 1e-9), 0
+        best = (1 + _MARGIN) * tokens / plain
+        for count, gain in enumerate(gains, start=1):
+            tokens += gain
+            speed = tokens / max(self.pass_times.seconds_at(rows + count), plain)
+            if speed > best:
+                best, keep = speed, count
+        return keep
+
+    def _first_rate(self, own: _Proposal) -> float:
+        """Probability that the next token is among the proposed ones."""
+        return self._model(own.key).accepted_by_depth(0, 1)[1] if len(own.depths) > 1 else 0.0
+
+    def _node_gains(self, row: int, at: int, own: _Proposal, missed: float) -> list[tuple[float, int, int]]:
+        """Negative expected tokens of each node of a proposal, never increasing."""
+        reached = self._model(own.key).accepted_by_depth(0, max(own.depths))
+        deepest, steps = 0, []
+        for depth in own.depths[1:]:
+            deepest = max(deepest, depth)
+            steps.append(reached[deepest])
+        # nodes beside a path raise the chance of its depths, so a depth's gain is spread over its nodes
+        even, before, start = [], 0.0, 0
+        for end in range(1, len(steps) + 1):
+            if end == len(steps) or steps[end] > steps[start]:
+                even += [(steps[start] - before) / (end - start)] * (end - start)
+                before, start = steps[start], end
+        gain, found = 1.0, []
+        for each in even:
+            gain = min(gain, missed * each)
+            found.append((-gain, row, at))
+        return found
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Learns how far each proposal was right, and lets the drafters observe the step."""
+        if draft is self._last:
+            self.pass_times.add(draft.num_nodes, perf_counter() - self._started)
+            tokens, next_tokens = draft.tokens.tolist(), acceptance.next_token.tolist()
+            paths = zip(acceptance.path.tolist(), acceptance.read_num_accepted(), next_tokens)
+            for proposals, (path, count, after) in zip(self._proposals, paths):
+                emitted = [*(tokens[node] for node in path[1 : count + 1]), after]
+                for own in proposals:
+                    outcome = _outcome(own, emitted)
+                    self._model(own.key).observe([0], [outcome.num_drafted], [outcome])
+        for source in self.sources:
+            source.observe(view, draft, acceptance, output)
+        self._last, self._proposals = None, []
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Releases the rows in all drafters, even if one of them raises."""
+        with ExitStack() as leaving:
+            for source in self.sources:
+                leaving.callback(source.release, rows)
+
+    def forget(self) -> None:
+        """Makes the drafters drop the data that they share between requests."""
+        for source in self.sources:
+            source.forget()
+
+
+def _join(parts: Sequence[tuple[Tree, int]]) -> Tree:
+    """Joins the first nodes of trees with one root; equal siblings share a node."""
+    tokens, parents = [parts[0][0][0][0]], [-1]
+    nodes: dict[tuple[int, int], int] = {}
+    for (own_tokens, own_parents), count in parts:
+        places = [0]
+        for token, parent in zip(own_tokens[1 : count + 1], own_parents[1 : count + 1]):
+            key = (places[parent], token)
+            if key not in nodes:
+                nodes[key] = len(tokens)
+                tokens.append(token)
+                parents.append(key[0])
+            places.append(nodes[key])
+    return tokens, parents
+
+
+def _outcome(own: _Proposal, emitted: Sequence[int]) -> DraftOutcome:
+    """How far a proposal agrees with the emitted tokens. Depths behind them count as untested."""
+    tokens, parents = own.tree
+    children = {(parent, token): node for node, (token, parent) in enumerate(zip(tokens, parents)) if parent >= 0}
+    inner, at, accepted = {parent for parent in parents if parent >= 0}, 0, 0
+    while accepted < len(emitted) and (at, emitted[accepted]) in children:
+        at = children[at, emitted[accepted]]
+        accepted += 1
+    tested = accepted + (accepted < len(emitted) and at in inner)
+    return DraftOutcome(len(tokens) - 1, max(own.depths), tested, accepted, len(tokens) - 1)
+
+
+DRAFTER: type[Drafter] = AutoDrafter

@@ -1,0 +1,222 @@
+"""Prefix sharing: requests whose texts begin alike share pages of the cache, so that the beginning is prefilled once.
+
+It decides which pages a request takes over and when pages get names; the cache counts their owners. Shared are full
+pages of committed tokens. A row writes only behind its committed tokens, so it never writes to a page with a name.
+Tests: tests/engine/test_prefix_sharing.py, tests/engine/test_prefix_failures.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specdec_fast.engine.request import Handle
+from specdec_fast.interfaces import Needs, StateView, Target, TargetOutput
+
+
+class PrefixSharing:
+    """The pages that the requests of an engine share.
+
+    Pages of a prompt get their names after its prefill, those of generated tokens when the request leaves its row.
+    Drafters that read the hidden states of all prompt tokens get those of shared tokens from where the names are kept.
+    Generated tokens have none there, so such engines share pages of prompts alone.
+
+    Args:
+        target: The target with its cache.
+        needs: Requirements of the drafter.
+        enabled: Whether the engine shares prefixes.
+
+    Attributes:
+        aux_hidden_states: Names of the hidden states that a prefill returns.
+        why_not: Why prefixes are not shared, or None.
+    """
+
+    def __init__(self, target: Target, needs: Needs, enabled: bool) -> None:
+        cache: Any = target.cache
+        self._target, self._cache = target, cache
+        self.aux_hidden_states = tuple(dict.fromkeys((*needs.aux_hidden_states, *needs.prompt_aux_hidden_states)))
+        skips = needs.cross_request and not needs.all_prompt_states and not needs.aux_hidden_states
+        self._keeps_states = bool(self.aux_hidden_states) and not skips
+        self.why_not: str | None = None if enabled else "it was switched off"
+        if enabled and not hasattr(cache, "adopt"):
+            self.why_not = f"the cache ({type(cache).__name__}) cannot share pages"
+        self._is_weight_check_due = True
+        self._stored: set[int] = set()  # rows whose committed tokens are all stored
+        self._adopted: dict[int, list[bytes]] = {}  # names of adopted pages, by rows that are not prefilled yet
+        self._pending: set[bytes] = set()  # names of the pages that these rows will store
+
+    def explain(self) -> str:
+        """Returns in words whether prefixes are shared."""
+        if self.why_not is not None:
+            return f"off: {self.why_not}"
+        reason = "prompts alone, since the drafter reads their hidden states"
+        return f"on: {reason if self._keeps_states else 'prompts and generated texts'}"
+
+    def names_for(self, salt: str | None) -> Any:
+        """Returns the page names of a new request, or None if prefixes are not shared.
+
+        Args:
+            salt: Requests with different salts share nothing.
+
+        Raises:
+            ValueError: If `salt` is no string.
+        """
+        if salt is not None and not isinstance(salt, str):
+            raise ValueError(f"cache_salt: got {salt!r:.60}; expected a string, or None to share with all requests")
+        return self._cache.page_names(salt or "") if self.why_not is None else None
+
+    def salt_of(self, handle: Handle) -> str | None:
+        """Returns the salt of a request, "" if it has none, or None if it shares no prefixes."""
+        return None if handle.page_names is None else handle.page_names.salt
+
+    def forget(self) -> None:
+        """Drops all names. Rows that run now get none."""
+        if self.why_not is None:
+            self._stored.clear()
+            self._cache.pages.forget()
+
+    def begin_busy_time(self) -> None:
+        """Notes that requests begin after none were running, so that weights may have changed in between."""
+        self._is_weight_check_due = True
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+
+    def find(self, handle: Handle, tokens: Sequence[int]) -> list[int]:
+        """Returns the stored pages with which a text begins. The root is never among their tokens.
+
+        Args:
+            handle: The request.
+            tokens: Its committed tokens.
+        """
+        if handle.page_names is None:
+            return []
+        names = handle.page_names.upto(tokens, len(tokens) - 1)
+        if names and self._is_weight_check_due:
+            self._is_weight_check_due = False
+            has_changed = getattr(self._target, "has_changed_weights", None)
+            if has_changed is not None and has_changed():
+                self.forget()
+        found: list[int] = self._cache.pages.find(names, with_states=self._keeps_states)
+        return found
+
+    def is_pending(self, handle: Handle, tokens: Sequence[int], pages: Sequence[int]) -> bool:
+        """Returns whether a row that is not prefilled yet will store the next page of a text.
+
+        Args:
+            handle: The request.
+            tokens: Its committed tokens.
+            pages: The pages that `find` returned.
+        """
+        if handle.page_names is None or not self._pending:
+            return False
+        names = handle.page_names.upto(tokens, len(tokens) - 1)
+        return len(pages) < len(names) and names[len(pages)] in self._pending
+
+    def join(self, handle: Handle, row: int, tokens: Sequence[int], pages: Sequence[int]) -> None:
+        """Makes a row start with shared pages.
+
+        Args:
+            handle: The request.
+            row: Its row, which is empty.
+            tokens: Its committed tokens.
+            pages: The pages that `find` returned.
+        """
+        self._stored.discard(row)
+        if handle.page_names is None:
+            return
+        names = handle.page_names.upto(tokens, len(tokens) - 1)
+        self._cache.adopt(row, pages)
+        self._adopted[row] = names[: len(pages)]
+        self._pending.update(names[len(pages) :])
+        if not handle.stats.steps:
+            handle.stats.cached_tokens = min(self.num_shared(row), len(handle.prompt))
+
+    def num_shared(self, row: int) -> int:
+        """Returns the number of tokens that a row shares, before its prefill."""
+        return len(self._adopted.get(row, ())) * self._cache.page_size
+
+    def finish_prefill(
+        self, view: StateView, handles: dict[int, Handle], rows: Sequence[int], output: TargetOutput | None
+    ) -> TargetOutput | None:
+        """Names the pages of prompts that have been stored.
+
+        Args:
+            view: Committed data.
+            handles: Requests by row.
+            rows: Rows of the prefill, in order.
+            output: Hidden states of the tokens of the prefill, row after row, or None.
+
+        Returns:
+            The output for the drafter, with the hidden states of shared tokens if the drafter needs them.
+        """
+        if self.why_not is not None:
+            return output
+        shared = [self.num_shared(row) for row in rows]
+        states: list[dict[str, torch.Tensor]] = []
+        if self._keeps_states:
+            output, states = self._join_states(view, rows, shared, output)
+        elif output is not None and any(shared):
+            output = TargetOutput(None, output.aux_hidden_states, tuple(shared))
+        for at, row in enumerate(rows):
+            names = handles[row].page_names.upto(view.tokens(row), view.length(row) - 1)
+            known = len(self._adopted.get(row, ()))
+            self._cache.name_pages(row, names, self._split(states[at], known, len(names)) if states else ())
+            self._stored.add(row)
+        self.abandon_prefill()
+        return output
+
+    def abandon_prefill(self) -> None:
+        """Forgets the rows that wait for their prefill."""
+        self._adopted.clear()
+        self._pending.clear()
+
+    def _join_states(
+        self, view: StateView, rows: Sequence[int], shared: Sequence[int], output: TargetOutput | None
+    ) -> tuple[TargetOutput | None, list[dict[str, torch.Tensor]]]:
+        """Adds the hidden states of shared tokens to the output of a prefill.
+
+        Returns:
+            The hidden states of all committed tokens but the roots, packed and by row. None and an empty list if there
+            are no such tokens.
+        """
+        kept = [[self._cache.pages.states(name) for name in self._adopted.get(row, ())] for row in rows]
+        found = output.aux_hidden_states if output is not None else next((each[0] for each in kept if each), None)
+        if found is None:
+            return None, []
+        new = [view.length(row) - 1 - count for row, count in zip(rows, shared)]
+        parts = {name: tensor[: sum(new)].split(new) for name, tensor in found.items()}
+        joined = [
+            {name: torch.cat([*(each[name] for each in kept[at]), parts[name][at]]) for name in found}
+            if kept[at]
+            else {name: parts[name][at] for name in found}
+            for at in range(len(rows))
+        ]
+        if any(shared):
+            output = TargetOutput(None, {name: torch.cat([each[name] for each in joined]) for name in found})
+        return output, joined
+
+    def _split(self, states: dict[str, torch.Tensor], known: int, count: int) -> list[dict[str, torch.Tensor] | None]:
+        """Hidden states of pages `known` to `count` - 1, as copies: views would keep those of the whole prefill."""
+        size = self._cache.page_size
+        spans = [slice(at * size, (at + 1) * size) for at in range(known, count)]
+        return [None] * known + [{name: tensor[span].clone() for name, tensor in states.items()} for span in spans]
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def leave(self, handle: Handle, row: int, tokens: Sequence[int]) -> None:
+        """Names the pages of a row that is about to be released.
+
+        Args:
+            handle: The request.
+            row: Its row.
+            tokens: Its committed tokens, of which all but the root are stored.
+        """
+        if row not in self._stored:
+            return
+        self._stored.discard(row)
+        if not self._keeps_states and handle.finish_reason != "error":
+            self._cache.name_pages(row, handle.page_names.upto(tokens, len(tokens) - 1))
+        if handle.finished:
+            handle.page_names = None

@@ -1,0 +1,87 @@
+"""Why transformers could not load a model, in words with a remedy. Tests: tests/loading/test_load_failures.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdec_fast.loading.error_text import first_line
+from specdec_fast.loading.model_sources import EXPECTED, ModelSource
+from specdec_fast.targets.model_support import UnsupportedModelError
+
+_HUB = ", or a hub id that is reachable from here (to work offline, download it first and name the folder)"
+_NO_WEIGHTS = "no file named", "does not appear to have"
+
+
+def explain_failure(
+    error: Exception, source: ModelSource, what: str, files: dict[str, Any], device_map: Any = None
+) -> ValueError:
+    """Returns the error for a model that could not be loaded.
+
+    Args:
+        error: What transformers raised.
+        source: The model.
+        what: Name of the argument in messages.
+        files: Arguments of from_pretrained that say where files are.
+        device_map: The device map that was passed, or None.
+
+    Returns:
+        UnsupportedModelError if the model is no causal language model, else ValueError.
+    """
+    got, words = f"{what}: got {source.name!r}", str(error)
+    if "trust_remote_code" in words:
+        return ValueError(
+            f"{got}, a checkpoint with Python code of its own; expected trust_remote_code=True, which runs that code; "
+            "read it first, or choose a checkpoint that transformers knows without it"
+        )
+    if device_map is not None and any(each in words.lower() for each in ("device", "cuda", "offload")):
+        return ValueError(
+            f"device_map: got {device_map!r} for {source.name!r}: {first_line(error)}; expected 'auto', a device of "
+            "this machine, or devices by module; layers on disk also need model_options={'offload_folder': ...}"
+        )
+    if source.gguf_file is not None:
+        return _explain_gguf(error, got)
+    config = _raw_config(source, files)
+    kind = (config.get("quantization_config") or {}).get("quant_method")
+    if kind is not None and not isinstance(error, OSError):
+        return ValueError(
+            f"{got}, whose weights are quantized by {kind}: {first_line(error)}; expected a quantization that "
+            "transformers can run here; install what it names, or choose the checkpoint without quantization"
+        )
+    if words.startswith("Unrecognized configuration class"):
+        expected = "expected a decoder-only causal language model; choose one (Llama, Qwen, Mistral, Gemma, ...)"
+        return UnsupportedModelError(f"{got}, {_kind(config)}; {expected}")
+    if not source.is_local and any(each in words for each in _NO_WEIGHTS):
+        return ValueError(
+            f"{got}; {EXPECTED}{_HUB}: {first_line(error)}; if it has GGUF files, name one: {source.name}:FILE.gguf"
+        )
+    return ValueError(f"{got}; {EXPECTED}{'' if source.is_local else _HUB}: {first_line(error)}")
+
+
+def _explain_gguf(error: Exception, got: str) -> ValueError:
+    """The error for a GGUF file that transformers cannot read."""
+    words, checkpoint = first_line(error), "use the original checkpoint (config.json and safetensors)"
+    if "architecture" in words and "not supported" in words:
+        return ValueError(f"{got}: {words}; expected an architecture that transformers reads; {checkpoint}")
+    if isinstance(error, NotImplementedError) or "ggml type" in words:
+        return ValueError(
+            f"{got}: {words}; expected a quantization type that transformers reads (Q4_0 to Q8_0, Q2_K to Q6_K, F16, "
+            f"...); convert it with llama-quantize, or {checkpoint}"
+        )
+    return ValueError(f"{got}, a GGUF file that transformers cannot read: {words}; {checkpoint}")
+
+
+def _raw_config(source: ModelSource, files: dict[str, Any]) -> dict[str, Any]:
+    """The contents of config.json; empty if it cannot be read."""
+    from transformers import PreTrainedConfig
+
+    try:
+        found, _ = PreTrainedConfig.get_config_dict(source.place, **files)
+    except Exception:  # the first error is reported
+        return {}
+    return dict(found)
+
+
+def _kind(config: dict[str, Any]) -> str:
+    """The kind of a model that is no causal language model, in words."""
+    name = (config.get("architectures") or [config.get("model_type", "model of another kind")])[0]
+    return f"an encoder-decoder ({name})" if config.get("is_encoder_decoder") else f"a {name}"

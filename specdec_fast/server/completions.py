@@ -1,0 +1,128 @@
+"""The route /v1/completions. Tests: tests/server/test_completions.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from specdec_fast.sampling.logprobs import TokenLogprob
+from specdec_fast.server.generation import Generation, Piece, Prompt, Service
+from specdec_fast.server.parameters import check_length, check_model, read_params, repeat
+from specdec_fast.server.responses import Decode, GenerationResponse, make_decode
+from specdec_fast.server.schemas import CompletionRequest
+
+_DEFAULT_MAX_TOKENS = 16
+"""Of the OpenAI API."""
+
+
+def completion_routes(service: Service) -> APIRouter:
+    """Returns the routes of completions."""
+    routes = APIRouter()
+
+    @routes.post("/v1/completions")
+    async def create_completion(request: CompletionRequest) -> Response:
+        check_model(request, service.settings.model_name)
+        request.check_fields()
+        prompts = await service.prepare(lambda: _read(request, service))
+        generation = await service.generate(prompts, streams=bool(request.stream))
+        completion = _Completion(request, service, generation)
+        return GenerationResponse(generation, completion.stream() if request.stream else completion.whole())
+
+    return routes
+
+
+def _read(request: CompletionRequest, service: Service) -> list[Prompt]:
+    """Encodes the prompts of a request, each with the parameters of its texts."""
+    engine, prompt = service.engine, request.prompt
+    if request.echo and request.logprobs is not None:
+        raise ValueError("echo: got echo with logprobs; log-probabilities of prompts are not served")
+    several = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
+    prompts: list[Any] = [*prompt] if several else [prompt]
+    if not prompts:
+        raise ValueError("prompt: got an empty list; expected at least one prompt")
+    max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    params = read_params(request, engine, max_tokens=max_tokens, logprobs=request.logprobs)
+    found = []
+    for each in prompts:
+        tokens = engine.encode(each, add_special_tokens=request.add_special_tokens)
+        check_length(tokens, engine)
+        found.append(repeat(request, tokens, params))
+    return found
+
+
+class _Completion:
+    """Writes one completion.
+
+    Args:
+        request: The request.
+        service: The service.
+        generation: The texts.
+    """
+
+    def __init__(self, request: CompletionRequest, service: Service, generation: Generation) -> None:
+        self._request, self._generation = request, generation
+        self._decode = make_decode(service.engine.tokenizer)
+        self._head = {
+            "id": f"cmpl-{uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": service.settings.model_name,
+        }
+        self._offsets = [0] * len(generation.samples)
+        self._prefixes = self._echoes() if request.echo else [""] * len(generation.samples)
+
+    def _echoes(self) -> list[str]:
+        """The prompt of each text."""
+        given, prompts = self._request.prompt, self._generation.prompts
+        texts = [given] if isinstance(given, str) else [each if isinstance(each, str) else None for each in given]
+        found = []
+        for at, prompt in enumerate(prompts):
+            text = texts[at] if len(texts) == len(prompts) else None
+            if text is None:
+                text = "".join(map(self._decode, prompt.tokens))
+            found += [text] * len(prompt.params)
+        return found
+
+    async def whole(self) -> dict[str, Any]:
+        """Returns the object of the API when all texts have ended."""
+        choices = {}
+        async for piece in self._generation.pieces():
+            choices[piece.index] = self._choice(piece)
+        return {**self._head, "choices": [choices[at] for at in sorted(choices)], "usage": self._generation.usage()}
+
+    async def stream(self) -> AsyncIterator[dict[str, Any]]:
+        """Yields the objects of a stream."""
+        options = self._request.stream_options
+        usage = {"usage": None} if options is not None and options.include_usage else {}
+        async for piece in self._generation.pieces():
+            yield {**self._head, "choices": [self._choice(piece)], **usage}
+        if usage:
+            yield {**self._head, "choices": [], "usage": self._generation.usage()}
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        prefix, self._prefixes[piece.index] = self._prefixes[piece.index], ""
+        logprobs = None
+        if self._request.logprobs is not None:
+            logprobs = _logprobs(piece.logprobs, self._decode, self._offsets[piece.index])
+            self._offsets[piece.index] += sum(map(len, logprobs["tokens"]))
+        text, reason = prefix + piece.text, piece.finish_reason
+        return {"index": piece.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _logprobs(found: Sequence[TokenLogprob], decode: Decode, offset: int) -> dict[str, list[Any]]:
+    """Log-probabilities in the form of completions. Of alternatives with equal texts the most probable is kept."""
+    tokens, offsets = [decode(each.token) for each in found], []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [each.logprob for each in found],
+        "top_logprobs": [{decode(token): value for token, value in reversed(each.top)} for each in found],
+        "text_offset": offsets,
+    }

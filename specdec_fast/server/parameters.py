@@ -1,0 +1,118 @@
+"""From the fields of a request to `SamplingParams`. Tests: tests/server/test_parameters.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from specdec_fast.engine.engine import Engine
+from specdec_fast.sampling.grammar import Matcher
+from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.server.errors import APIError, UnknownModelError
+from specdec_fast.server.generation import Prompt
+from specdec_fast.server.schemas import GenerationRequest, ResponseFormat
+
+_NAMES = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos")},
+    **{name: name for name in ("skip_special_tokens", "include_stop_str_in_output")},
+    "min_tokens": "min_new_tokens",
+}
+"""Field of a request -> field of `SamplingParams`."""
+_OFF = -1
+"""vLLM's `top_k` for all tokens."""
+_MOST_LOGPROBS = 20
+
+
+def read_params(request: GenerationRequest, engine: Engine, *, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    """Converts the fields of a request. Those that are absent have the defaults of the engine.
+
+    Args:
+        request: The request.
+        engine: The engine.
+        max_tokens: Most tokens of the text.
+        logprobs: Number of alternatives to report beside the log-probability of each token, or None for none.
+
+    Returns:
+        The parameters of its first text.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
+    if logprobs is not None and not 0 <= logprobs <= _MOST_LOGPROBS:
+        raise ValueError(f"logprobs: got {logprobs} alternatives; expected 0 to {_MOST_LOGPROBS}")
+    if request.stream_options is not None and not request.stream:
+        raise ValueError("stream_options: got options without a stream; expected stream true")
+    given: dict[str, Any] = {"max_new_tokens": max_tokens, "logprobs": logprobs}
+    given |= {ours: getattr(request, name) for name, ours in _NAMES.items() if getattr(request, name) is not None}
+    if given.get("top_k") == _OFF:
+        given["top_k"] = 0
+    if request.logit_bias is not None:
+        given["logit_bias"] = {_token_id(name): value for name, value in request.logit_bias.items()}
+    given["grammar"] = _read_grammar(request.response_format, engine.tokenizer)
+    return replace(engine.default_params, **given)
+
+
+def repeat(request: GenerationRequest, tokens: Sequence[int], params: SamplingParams) -> Prompt:
+    """Returns a prompt with the parameters of its `n` texts.
+
+    The first text has the seed of the request. The seeds of the others are functions of that seed, of the prompt and
+    of the number of the text.
+
+    Args:
+        request: The request.
+        tokens: Token ids of the prompt.
+        params: Parameters of the first text.
+
+    Raises:
+        ValueError: If n is not positive.
+    """
+    count = 1 if request.n is None else request.n
+    if count < 1:
+        raise ValueError(f"n: got {count}; expected at least 1")
+    if params.seed is None or count == 1:
+        return Prompt(list(tokens), [params] * count, request.cache_salt)
+    others = [params.with_derived_seed(tokens, at) for at in range(1, count)]
+    return Prompt(list(tokens), [params, *others], request.cache_salt)
+
+
+def check_model(request: GenerationRequest, served: str) -> None:
+    """Checks the name of the model.
+
+    Raises:
+        UnknownModelError: For another model than the one that is served.
+    """
+    if request.model not in (None, served):
+        raise UnknownModelError(str(request.model), served)
+
+
+def check_length(prompt: Sequence[int], engine: Engine) -> None:
+    """Checks that a token can follow a prompt.
+
+    Raises:
+        APIError: With status 400 if the prompt fills the context.
+    """
+    limit = engine.state.max_length
+    if len(prompt) >= limit:
+        words = f"prompt: got {len(prompt)} tokens; expected fewer than the context of {limit}; shorten it"
+        raise APIError(400, words, code="context_length_exceeded")
+
+
+def _token_id(name: str) -> int:
+    if not name.isdecimal():
+        raise ValueError(f"logit_bias: got {name!r:.40}; expected token ids as names")
+    return int(name)
+
+
+def _read_grammar(wanted: ResponseFormat | None, tokenizer: Any) -> Matcher | None:
+    """Makes the grammar of a response format."""
+    if wanted is None or wanted.type == "text":
+        return None
+    from specdec_fast.integrations.llguidance import json_schema
+
+    if wanted.type == "json_object":
+        return json_schema({"type": "object"}, tokenizer)
+    if wanted.json_schema is None:
+        raise ValueError("response_format: got json_schema without a schema; expected an object json_schema with it")
+    return json_schema(wanted.json_schema.definition, tokenizer)

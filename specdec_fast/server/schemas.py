@@ -1,0 +1,140 @@
+"""Bodies of requests: the fields of the OpenAI API that are served, and those that vLLM adds.
+
+Types are checked here, values by `SamplingParams`. Tests: tests/server/test_errors.py.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from specdec_fast.server.errors import APIError
+
+_WITHOUT_EFFECT = {
+    "metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user",
+}  # fmt: skip
+"""Fields that have no effect on the text. They are accepted and ignored."""
+_USE_RESPONSE_FORMAT = "use response_format with type json_schema"
+_UNSUPPORTED = {
+    "audio": "this model generates text alone",
+    "best_of": "use n, and choose among the texts",
+    "bad_words": "use logit_bias with -100 for each token",
+    "chat_template": "templates are taken from the model alone",
+    "function_call": "this server does not parse calls of functions; describe functions in a message",
+    "functions": "this server does not parse calls of functions; describe functions in a message",
+    "guided_choice": _USE_RESPONSE_FORMAT,
+    "guided_grammar": _USE_RESPONSE_FORMAT,
+    "guided_json": _USE_RESPONSE_FORMAT,
+    "guided_regex": _USE_RESPONSE_FORMAT,
+    "prompt_logprobs": "log-probabilities of prompts are not served",
+    "structured_outputs": _USE_RESPONSE_FORMAT,
+    "suffix": "this model continues a text and does not fill gaps",
+    "use_beam_search": "use n with a temperature",
+}
+"""Fields that would change the text, and what to do. Their empty values are accepted."""
+_EMPTY: tuple[Any, ...] = (None, False, "", [], {})
+
+_FAIL_FAST = Field(fail_fast=True)  # one error for a list, not one for each of a million elements
+Ids = Annotated[list[int], _FAIL_FAST]
+
+
+class _Body(BaseModel):
+    """A JSON object: numbers are no strings, and unknown fields are refused by `check_fields`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    def check_fields(self) -> None:
+        """Refuses fields that would be ignored, here and in nested objects.
+
+        Raises:
+            APIError: With status 400.
+        """
+        for name, value in (self.model_extra or {}).items():
+            if value in _EMPTY or name in _WITHOUT_EFFECT:
+                continue
+            if name in _UNSUPPORTED:
+                raise APIError(400, f"{name}: not supported; {_UNSUPPORTED[name]}", param=name, code="unsupported")
+            close = get_close_matches(name, type(self).model_fields, 1)
+            words = f"{name!r}: unknown parameter" + (f"; did you mean {close[0]!r}?" if close else "")
+            raise APIError(400, words, param=name, code="unknown_parameter")
+        for name in type(self).model_fields:
+            inner = getattr(self, name)
+            if isinstance(inner, _Body):
+                inner.check_fields()
+
+
+class StreamOptions(_Body):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class JsonSchema(_Body):
+    """A named JSON schema. Texts always follow it, so `strict` changes nothing."""
+
+    name: str = ""
+    description: str | None = None
+    definition: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """The format that a text must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class GenerationRequest(_Body):
+    """Fields of completions and of chats. None leaves the default."""
+
+    model: str | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # fields of vLLM
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Ids | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of `/v1/completions`."""
+
+    prompt: str | Ids | Annotated[list[str], _FAIL_FAST] | Annotated[list[Ids], _FAIL_FAST]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[dict[str, Any]], _FAIL_FAST]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    # fields of vLLM
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

@@ -1,0 +1,374 @@
+"""Checks of a model when a target opens it: attention calls, masks, independence of tokens, and logits.
+
+A packed pass has nodes of many requests and branches. It is exact if nothing but attention mixes tokens, and if every
+attention call means what its arguments say. Both are checked in dry runs, in which every attention returns zeros. Masks
+are compared as rules, not as tensors, so a window of any size is found by a short text. Real passes are then compared
+with the model's own logits. Tests: tests/targets/test_load_checks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_fast.cache.paged import LayerShape
+from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.core.draft import Draft
+from specdec_fast.targets import attention
+from specdec_fast.targets.attention import AttentionCall, MaskFunction, Probe
+from specdec_fast.targets.layer_skipping import LayerSkipping
+from specdec_fast.targets.model_support import UnsupportedModelError
+from specdec_fast.targets.skipped_layers import SkippedLayers
+
+SAMPLE_TOKENS, DRY_TOKENS = 8, 4  # more would lengthen the opening of large models
+_LONG_TEXT = 16_384  # tokens that are embedded, no more, if the rule of a mask depends on the text
+_LONGEST_RULE = 2**20  # positions up to which the rule of a mask is evaluated
+# arguments of attention that have no meaning in evaluation mode, beside those whose values are None, False or 0
+_HARMLESS = {"dropout", "position_ids", "logits_to_keep", "num_items_in_batch"}
+# Largest difference of values that should be equal, in units of their spread. Tiny models of 95 architectures have at
+# most 7e-6 in float32, and 0.14 in bfloat16 for the median token (experts that flip change few tokens by much more).
+_EXACT, _ROUNDED = 1e-3, 0.25
+
+
+def sample_text(model: Any, count: int) -> Tensor:
+    """Returns token ids int64 [count] in which neighbours differ."""
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    return (torch.arange(count, device=model.device) * 7919 + 5) % rows
+
+
+@contextmanager
+def _explaining(model: Any, what: str) -> Iterator[None]:
+    """Turns errors of a model's forward into UnsupportedModelError."""
+    try:
+        yield
+    except (UnsupportedModelError, torch.OutOfMemoryError):
+        raise
+    except attention.OutsideTargetError:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: does not pass keyword arguments on to its attention; expected a model "
+            "that does (Llama, Qwen, Mistral, GPT-2, Gemma and most current decoders do)"
+        ) from None
+    except Exception as error:  # forwards of models fail in more ways than can be listed
+        first = next(iter(str(error).splitlines()), "")
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: {what} raised {type(error).__name__}: {first}; expected a causal language model "
+            "that runs on token ids; check that model(input_ids=...) works"
+        ) from error
+
+
+def own_logits(model: Any, sample: Tensor) -> Tensor:
+    """Runs a model with its own attention.
+
+    Args:
+        model: A transformers model.
+        sample: Token ids int64 [M].
+
+    Returns:
+        Logits float32 [M, V].
+
+    Raises:
+        UnsupportedModelError: If the model cannot run on token ids, or returns no logits for every token.
+    """
+    with torch.inference_mode(), _explaining(model, "its own forward pass"):
+        logits = getattr(model(input_ids=sample[None], use_cache=False), "logits", None)
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[1] != len(sample):
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: got no logits for every token; expected a causal language model, such as "
+            "AutoModelForCausalLM loads"
+        )
+    return logits[0].float()
+
+
+def observe(model: Any, tokens: Tensor, positions: Tensor) -> Probe:
+    """Records the attention calls of a packed pass without its attention.
+
+    Args:
+        model: A model with attention `attention.NAME` or `attention.PROBE_NAME`.
+        tokens: Token ids int64 [M].
+        positions: Their positions int64 [M].
+
+    Returns:
+        The probe.
+
+    Raises:
+        UnsupportedModelError: If the model cannot run packed passes.
+    """
+    probe = Probe(num_tokens=len(tokens), device=model.device)
+    # projections of large vocabularies would take half of the time, and quantized ones fail without a row
+    first = tokens.new_zeros(1)
+    with torch.inference_mode(), probe.recording(), _explaining(model, "a packed pass"):
+        model.forward(
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=first, packed=probe
+        )
+    return probe
+
+
+def check_calls(model: Any, calls: Sequence[AttentionCall]) -> list[LayerShape]:
+    """Checks that every layer calls attention once, with arguments that packed passes apply.
+
+    Args:
+        model: The model, for messages.
+        calls: Attention calls of a dry run.
+
+    Returns:
+        Shapes of keys and values by layer.
+
+    Raises:
+        UnsupportedModelError: If a layer calls attention never or twice, or passes something else.
+    """
+    name, expected = type(model).__name__, model.config.get_text_config().num_hidden_layers
+    found = [call.layer for call in calls]
+    if sorted(found) != list(range(expected)):
+        raise UnsupportedModelError(
+            f"{name}: got attention calls from layers {sorted(found)}; expected one from each of {expected} layers; "
+            "models whose layers share, repeat or lack attention are not supported"
+        )
+    for call in calls:
+        if call.key.shape[2] != call.query.shape[2] or call.query.shape[0] != 1:
+            raise UnsupportedModelError(
+                f"{name}: layer {call.layer} attends from {call.query.shape[2]} tokens to {call.key.shape[2]} keys in "
+                "a pass without a cache; expected one key per token; choose another model"
+            )
+        odd = [
+            option
+            for option, value in call.options.items()
+            if option not in _HARMLESS and (isinstance(value, Tensor) or value not in (None, False, 0))
+            if option != "is_causal" or value is not True
+        ]
+        if call.options.get("is_causal") is False:
+            odd.append("is_causal=False")
+        if odd:
+            raise UnsupportedModelError(
+                f"{name}: layer {call.layer} passes {', '.join(odd)} to its attention, which packed passes do not "
+                "apply; expected scale, window, soft cap and sinks only; choose another model"
+            )
+    width = [max(call.key.shape[3], call.value.shape[3]) for call in calls]
+    shapes = {call.layer: LayerShape(call.key.shape[1], dim, dim) for call, dim in zip(calls, width, strict=True)}
+    return [shapes[layer] for layer in range(expected)]
+
+
+def find_decoder(model: Any, calls: Sequence[AttentionCall]) -> tuple[torch.nn.Module, torch.nn.ModuleList] | None:
+    """Finds the decoder, whose list of layers contains the attention modules that were called.
+
+    Args:
+        model: The model.
+        calls: Attention calls of a dry run, one per layer.
+
+    Returns:
+        The decoder and its layers, or None. The list may have more entries than the model uses.
+    """
+    for owner in model.modules():
+        for layers in owner.children():
+            if not isinstance(layers, torch.nn.ModuleList) or len(layers) < len(calls):
+                continue
+            if all(any(call.module is inner for inner in layers[call.layer].modules()) for call in calls):
+                return owner, layers
+    return None
+
+
+def find_windows(
+    model: Any, probe: Probe, layers: Sequence[torch.nn.Module] | None, max_length: int
+) -> list[int] | None:
+    """Derives the window of every layer from the rule of its mask.
+
+    Args:
+        model: The model, with attention `attention.PROBE_NAME`.
+        probe: A dry run of one text from position 0.
+        layers: The decoder layers if they are known.
+        max_length: Longest text of the target.
+
+    Returns:
+        Windows by layer, 0 for none. None if they are those that the model passes with its calls.
+
+    Raises:
+        UnsupportedModelError: If a mask is neither causal nor a sliding window, or if its rule cannot be known.
+    """
+    name = type(model).__name__
+    known: dict[int, int] = {}  # by the place of a mask in probe.masks
+    found = {}
+    for call in probe.calls:
+        if call.mask is None:
+            if call.window:  # its own attention would apply it or not, by implementation
+                raise UnsupportedModelError(
+                    f"{name}: layer {call.layer} passes a window of {call.window} and no mask; expected both or none; "
+                    "choose another model"
+                )
+            found[call.layer] = 0
+            continue
+        at = next((at for at, (mask, _) in enumerate(probe.masks) if _is_same_mask(call.mask, mask)), None)
+        if at is None:
+            raise UnsupportedModelError(
+                f"{name}: layer {call.layer} makes or changes its attention mask by itself; expected a mask of "
+                "transformers.masking_utils (create_causal_mask, create_sliding_window_causal_mask), since packed "
+                "passes have no mask; choose another model"
+            )
+        if at not in known:
+            known[at] = _window_of(model, probe, at, layers, max_length)
+        found[call.layer] = known[at]
+    # a window that no text exceeds is none
+    passed = all(found[call.layer] == (call.window if call.window < max_length else 0) for call in probe.calls)
+    return None if passed else [found[layer] for layer in sorted(found)]
+
+
+def _is_same_mask(mask: Any, made: Tensor) -> bool:
+    """Whether a mask that a layer passed is one that was made, or a view of all of it."""
+    if mask is made:
+        return True
+    return (
+        isinstance(mask, Tensor)
+        and mask.shape == made.shape
+        and mask.dtype == made.dtype
+        and mask.data_ptr() == made.data_ptr()
+    )
+
+
+def _window_of(model: Any, probe: Probe, at: int, layers: Sequence[torch.nn.Module] | None, max_length: int) -> int:
+    """The window of a mask, 0 for none. Raises UnsupportedModelError."""
+    length = min(max_length, _LONGEST_RULE)
+    try:
+        window = _sliding_window(probe.masks[at][1], length, model.device)
+    except Exception:  # the rule reads tensors of the text, which end with it
+        length = min(length, _LONG_TEXT)
+        try:
+            window = _sliding_window(_masks_of_long_text(model, layers, length)[at], length, model.device)
+        except Exception:
+            window = None
+    if window is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: its attention mask is neither causal nor a sliding window (tested for texts up "
+            f"to {length} tokens); expected one of these; choose a decoder with full or sliding-window attention"
+        )
+    return window
+
+
+def _sliding_window(rule: MaskFunction, length: int, device: torch.device) -> int | None:
+    """The window of a mask's rule for texts up to a length: 0 for none, None if it is no causal window."""
+    zero, keys = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device), torch.arange(length, device=device)
+
+    def allowed(query: int) -> Tensor:
+        found = torch.as_tensor(rule(zero, zero, zero + query, keys.view(1, 1, 1, -1)), device=device)
+        return found.bool().expand(1, 1, 1, length)[0, 0, 0]
+
+    window = int(allowed(length - 1).sum())
+    samples = {0, 1, 2, 3, length // 3, length // 2, window - 1, window, window + 1, length - 2, length - 1}
+    for query in samples & set(range(length)):
+        if not torch.equal(allowed(query), (keys <= query) & (keys > query - window)):
+            return None
+    return window if window < length else 0
+
+
+def _masks_of_long_text(model: Any, layers: Sequence[torch.nn.Module] | None, length: int) -> list[MaskFunction]:
+    """The rules of the masks for a text of a length. No layer runs. Raises ValueError."""
+    if layers is None:
+        raise ValueError("got no list of layers")
+    with LayerSkipping(model, layers).skipping(SkippedLayers.after(0, len(layers))):
+        places = torch.arange(length, device=model.device)
+        probe = observe(model, sample_text(model, length), places)
+    return [rule for _, rule in probe.masks]
+
+
+def check_independence(model: Any, sample: Tensor, calls: Sequence[AttentionCall], last_position: int) -> None:
+    """Checks that tokens do not depend on each other outside of attention, nor on their places in a pass.
+
+    The text runs a second time: backwards, with every second token replaced by one at a distant position. Queries, keys
+    and values of the other tokens must stay.
+
+    Args:
+        model: The model, with attention `attention.NAME`.
+        sample: Token ids int64 [M].
+        calls: Attention calls of `sample` at positions 0..M - 1.
+        last_position: A position that the model supports.
+
+    Raises:
+        UnsupportedModelError: If they depend on each other.
+    """
+    count = len(sample)
+    kept = torch.arange(0, count, 2, device=sample.device)
+    tokens, positions = sample.roll(1), torch.arange(count, device=sample.device)
+    positions[1::2] = last_position - positions[1::2] // 2
+    positions.clamp_(min=0)
+    tokens[kept] = sample[kept]
+    again = observe(model, tokens.flip(0), positions.flip(0)).calls
+    place = count - 1 - kept
+    for before, after in zip(calls, again, strict=True):
+        for what in ("query", "key", "value"):
+            first, second = getattr(before, what)[0][:, kept], getattr(after, what)[0][:, place]
+            error = _error(model, first.transpose(0, 1).flatten(1), second.transpose(0, 1).flatten(1))
+            if error is not None:
+                raise UnsupportedModelError(
+                    f"{type(model).__name__}: the {what} of a token in layer {before.layer} depends on the other "
+                    f"tokens of a pass or on their order (by {error:.2g} of the spread); expected attention alone to "
+                    "mix tokens, since a pass holds branches and requests; choose another model"
+                )
+
+
+def _error(model: Any, found: Tensor, expected: Tensor, rounds: bool = False) -> float | None:
+    """The difference of tokens' values [N, D] in units of their spread if it is more than rounding, else None."""
+    expected = expected.float()
+    spread = float(expected.std(correction=0)) or 1.0
+    errors = (found.float() - expected).abs().amax(1) / spread
+    full = model.dtype in (torch.float32, torch.float64) and torch.get_float32_matmul_precision() == "highest"
+    exact = full and not rounds and getattr(model.config, "quantization_config", None) is None
+    error = float(errors.max() if exact else errors.median())
+    return error if error > (_EXACT if exact else _ROUNDED) else None  # the engine reports NaN
+
+
+def packed_logits(
+    target: Any, sample: Tensor, aux_hidden_states: Sequence[str] = ()
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Runs a text through a target: the first half as a prompt, the rest as a branch among other branches.
+
+    Args:
+        target: A `HuggingFaceTarget` with an empty row 0.
+        sample: Token ids int64 [M].
+        aux_hidden_states: Names of hidden states to return.
+
+    Returns:
+        Logits float32 [M - M // 2, V] of the second half, and hidden states of the same tokens.
+    """
+    half, cache = len(sample) // 2, target.cache
+    tokens = sample[half:].tolist()
+    # every token but the first has a sibling in front of it, if the cache has space for both
+    with_siblings = 2 * len(sample) <= min(cache.max_length, (cache.pages.num_pages - 1) * cache.page_size)
+    nodes, parents = tokens[:1], [-1]
+    for token in tokens[1:]:
+        parent = len(nodes) - 1
+        added = [(token + 1) % target.num_embeddings, token] if with_siblings else [token]
+        nodes, parents = nodes + added, parents + [parent] * len(added)
+    draft = Draft.trees([0], [(nodes, parents)], device=target.device)
+    cache.reserve(0, half + len(nodes))
+    try:
+        with torch.inference_mode():
+            if half:
+                shape = chain_layout((0,), (half,), target.device)
+                target.extend(shape.rows, sample[:half], shape.offsets, logits=False)
+            output = target.score(draft, draft.get_plan(), aux_hidden_states)[0]
+    finally:
+        cache.release([0])
+    step = 2 if with_siblings else 1
+    logits = output.logits[::step].float()
+    return logits, {name: states[::step] for name, states in output.aux_hidden_states.items()}
+
+
+def check_logits(model: Any, packed: Tensor, expected: Tensor) -> None:
+    """Compares logits of packed passes with the model's own.
+
+    Args:
+        model: The model.
+        packed: Packed logits [N, V].
+        expected: The model's own [N, V].
+
+    Raises:
+        UnsupportedModelError: If they differ by more than rounding.
+    """
+    # weights of other types may come with activations that are rounded to as few bits
+    error = _error(model, packed, expected, any(type(each.data) is not Tensor for each in model.parameters()))
+    if error is not None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: got logits that differ from the model's own by {error:.2g} of their spread; "
+            "expected the same; its attention or its positions are not the standard ones; choose another model"
+        )

@@ -1,0 +1,81 @@
+"""Uses of a model by targets: the model is given back as it was when its last target is closed.
+
+Tests: tests/targets/test_model_lease.py.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from specdec_fast.targets import attention
+from specdec_fast.targets.model_state import ModelState
+
+__all__ = ["ModelLease"]
+
+
+class _Shared:
+    """The state of a model before its first target, and the number of targets that use it now."""
+
+    def __init__(self, model: Any) -> None:
+        self._state = ModelState(model)
+        self._count = 0
+
+    def take(self) -> None:
+        """Counts one more target."""
+        self._count += 1
+
+    def give(self) -> None:
+        """Counts one target less. The last one restores the model."""
+        self._count -= 1
+        if not self._count:
+            self._state.restore()
+
+
+_SHARED: weakref.WeakKeyDictionary[Any, weakref.ref[_Shared]] = weakref.WeakKeyDictionary()
+"""Model -> its recorded state, as long as a target uses the model."""
+
+
+class ModelLease:
+    """One target's use of a model, from before it changes the model until it is released or garbage collected.
+
+    Targets may share a model. It is restored when the last of them ends.
+
+    Args:
+        model: A transformers model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        known = _SHARED.get(model)
+        shared = None if known is None else known()
+        if shared is None:
+            if attention.is_served(model.config):  # by a target that was never closed
+                model.set_attn_implementation("eager")
+            shared = _Shared(model)
+            _SHARED[model] = weakref.ref(shared)
+        shared.take()
+        self._shared: _Shared | None = shared
+        self._when_collected = weakref.finalize(self, shared.give)
+        self._when_collected.atexit = False
+
+    def release(self) -> None:
+        """Ends this use. Calling it twice is harmless."""
+        shared, self._shared = self._shared, None
+        self._when_collected.detach()
+        if shared is not None:
+            shared.give()
+
+    def release_explicitly(self) -> None:
+        """Lets only `release` end this use, for a model that disappears together with its target."""
+        self._when_collected.detach()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Releases this lease if the block raises anything, interruptions included."""
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise

@@ -1,0 +1,77 @@
+"""The state of a model that a target changes, and its restoration. Tests: tests/targets/test_model_state.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class ModelState:
+    """Records what a target changes in a model: the attention function, training flags, and linear layers.
+
+    Values of weights are not recorded: a target leaves them as they are.
+
+    Args:
+        model: A transformers model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._training = [(module, module.training) for module in model.modules()]
+        self._attention = [(config, config._attn_implementation_internal) for config in _configs(model)]
+        self._linear = [
+            (module, module.__class__, module.weight.shape, module.weight.stride())
+            for module in model.modules()
+            if isinstance(module, torch.nn.Linear) and _has_strides(module.weight)
+        ]
+
+    def restore(self) -> None:
+        """Gives the model this state back."""
+        for module, training in self._training:
+            module.training = training
+        for config, implementation in self._attention:
+            config._attn_implementation_internal = implementation
+        for module, kind, shape, stride in self._linear:
+            module.__class__ = kind
+            weight = module.weight
+            if weight.stride() != stride and weight.shape == shape and _has_strides(weight):
+                memory = torch.empty_strided(weight.shape, stride, dtype=weight.dtype, device=weight.device)
+                weight.data = memory.copy_(weight.data)
+
+
+def _configs(model: Any) -> list[Any]:
+    """The configurations of a model and its parts, each once."""
+    found: dict[int, Any] = {}
+    waiting = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in found and hasattr(config, "_attn_implementation_internal"):
+            found[id(config)] = config
+            waiting += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return list(found.values())
+
+
+def _has_strides(weight: Any) -> bool:
+    """Whether a weight is a plain tensor with memory of its own. Quantized ones may pack themselves when they run."""
+    plain = isinstance(weight, torch.Tensor) and weight.is_floating_point() and type(weight.data) is torch.Tensor
+    return plain and weight.device.type != "meta"
+
+
+@contextmanager
+def unchanged_on_error(model: Any) -> Iterator[ModelState]:
+    """Restores a model if the block raises anything, interruptions included.
+
+    Args:
+        model: A transformers model.
+
+    Yields:
+        The state before the block.
+    """
+    state = ModelState(model)
+    try:
+        yield state
+    except BaseException:
+        state.restore()
+        raise

@@ -1,0 +1,69 @@
+"""Seconds of target passes are measured on a free row, and serve as a prior of later measurements."""
+
+from __future__ import annotations
+
+import pytest
+from oracles.automaton import AutomatonTarget, random_logits
+
+from specdec_fast.adaptive.budget import Goodput
+from specdec_fast.adaptive.cost_model import DraftOutcome, TimeTable
+from specdec_fast.adaptive.pass_times import measure_pass_times
+
+
+def target(**shape: int) -> AutomatonTarget:
+    return AutomatonTarget(random_logits(23, 8, seed=2), **shape)
+
+
+def test_passes_are_measured_and_the_cache_is_left_as_it_was() -> None:
+    model, passes = target(), []
+    score = model.score
+    model.score = lambda draft, plan, *more: (passes.append(draft.num_nodes), score(draft, plan, *more))[1]  # type: ignore[method-assign]
+    times = measure_pass_times(model, (1, 4, 9), repeats=3)
+    assert times is not None and times.keys == [1, 4, 9] and all(times.seconds[size] > 0 for size in times.keys)
+    assert passes == [9, 1, 1, 1, 4, 4, 4, 9, 9, 9], "the first pass warms up"
+    assert model.cache.pages.num_used == 0 and model.cache.lengths.tolist() == [0] * model.cache.max_rows
+
+
+def test_a_cache_in_use_or_too_small_is_left_alone() -> None:
+    model = target()
+    assert measure_pass_times(model, (1, model.cache.max_length + 1)) is None
+    model.cache.reserve(0, 4)
+    assert measure_pass_times(model) is None and model.cache.pages.num_used > 0
+
+
+def prior(**seconds: float) -> TimeTable:
+    found = {int(name.removeprefix("n")): value for name, value in seconds.items()}
+    return TimeTable(slowdown_rate=0.0, seconds=found, keys=sorted(found))
+
+
+def test_a_prior_gives_the_shape_and_measurements_the_scale() -> None:
+    times = TimeTable(prior=prior(n1=1.0, n4=2.0, n16=6.0))
+    assert [times.seconds_at(nodes) for nodes in (1, 4, 10, 16)] == [1.0, 2.0, 4.0, 6.0]
+    times.add(4, 6.0)  # this machine is three times slower now
+    assert [times.seconds_at(nodes) for nodes in (1, 4, 10, 16)] == pytest.approx([3.0, 6.0, 12.0, 18.0])
+    times.add(16, 36.0)  # large passes have become worse than the prior says
+    assert times.seconds_at(1) == pytest.approx(3.0) and times.seconds_at(16) == pytest.approx(36.0)
+    assert 12.0 < times.seconds_at(10) < 24.0
+    assert times.table(16)[10] == pytest.approx(times.seconds_at(10), rel=0.2)
+
+
+def test_goodput_starts_with_the_largest_draft_that_pays() -> None:
+    """With measured passes, no step is spent on small drafts, and a plain step follows after 16 steps with drafts."""
+    policy = Goodput()
+    policy.calibrate(target(), 8)
+    assert policy._verify_times.prior is not None
+    policy._verify_times.prior = prior(n1=1.0, n4=1.01, n9=1.03)  # larger passes are nearly free
+    budgets = []
+    for _ in range(17):
+        budgets += policy.nodes([0], [8])
+        accepted = DraftOutcome(8, 8, 8, 8, 8) if budgets[-1] else DraftOutcome(0, 0, 0, 0, 0)
+        policy.observe([0], [accepted], 0.0, 1.0 + 0.004 * budgets[-1])
+    assert budgets[:16] == [8] * 15 + [0], budgets
+
+
+def test_goodput_without_measured_passes_starts_small() -> None:
+    policy = Goodput()
+    busy = target()
+    busy.cache.reserve(0, 4)
+    policy.calibrate(busy, 8)
+    assert policy.nodes([0], [8]) == [0], "the cache was in use, so the first step is a measurement"

@@ -1,0 +1,165 @@
+"""Drafter `auto` scores the nodes that pay, learns from proposals that were not scored, and never changes a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from oracles.automaton import AutomatonTarget, random_logits
+
+from specdec_fast import Engine, SamplingParams, get_drafter, load
+from specdec_fast.adaptive.cost_model import TimeTable
+from specdec_fast.core.draft import Draft
+
+VOCAB = 8
+
+
+class Guesses:
+    """Proposes what a function says for each text, cut to the budget, with a fixed confidence."""
+
+    name, level_rates = "guesses", (0.5, 0.5)
+
+    def __init__(self, guess: Any, level: int = 0) -> None:
+        self.guess, self.level, self.confidence = guess, level, [level]
+        self.limits: list[int] = []
+
+    def begin(self, *args: Any) -> None:
+        pass
+
+    def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Draft:
+        self.limits, self.confidence = list(budget.nodes), [self.level] * len(rows)
+        trees = []
+        for row, limit in zip(rows, budget.nodes, strict=True):
+            tokens = list(self.guess(list(view.tokens(row))))[:limit]
+            trees.append(([view.tokens(row)[-1], *tokens], [-1, *range(len(tokens))]))
+        return Draft.trees(rows, trees)
+
+    def observe(self, *args: Any) -> None:
+        pass
+
+    def release(self, rows: Any) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+
+def target() -> AutomatonTarget:
+    return AutomatonTarget(random_logits(23, VOCAB, seed=2))
+
+
+def times(*seconds: float) -> TimeTable:
+    """Seconds of passes with 1, 4 and 16 nodes."""
+    known = dict(zip((1, 4, 16), seconds, strict=True))
+    return TimeTable(slowdown_rate=0.0, seconds=known, keys=sorted(known))
+
+
+class Constant(TimeTable):
+    """Seconds that no measurement changes."""
+
+    def add(self, number: int, seconds: float) -> None:
+        pass
+
+
+def auto(*sources: Any, pass_times: TimeTable, **options: Any) -> Any:
+    made = get_drafter("auto")(sources, **options)
+    made.pass_times = Constant(prior=pass_times)
+    return made
+
+
+def texts_after(prompt: Sequence[int], count: int) -> list[int]:
+    """Greedy tokens of plain decoding."""
+    return list(Engine(target()).generate([prompt], SamplingParams(temperature=0, max_new_tokens=count))[0].tokens)
+
+
+PROMPT = [1, 2, 3]
+TEXT = [*PROMPT, *texts_after(PROMPT, 40)]
+
+
+def oracle(text: list[int]) -> list[int]:
+    return TEXT[len(text) : len(text) + 6]
+
+
+def wrong(text: list[int]) -> list[int]:
+    return [(TEXT[len(text)] + 1) % VOCAB, 0, 0] if len(text) < len(TEXT) else []
+
+
+def run(made: Any, count: int = 30) -> Any:
+    handle = Engine(target(), made).generate([PROMPT], SamplingParams(temperature=0, max_new_tokens=count))[0]
+    assert handle.error is None and handle.stats.faults == 0
+    assert [*PROMPT, *handle.tokens] == TEXT[: len(PROMPT) + count]
+    return handle
+
+
+def test_flat_times_score_everything_and_steep_times_nothing() -> None:
+    assert run(auto(Guesses(oracle), pass_times=times(1.0, 1.0, 1.0))).stats.tau > 4
+    steep = run(auto(Guesses(oracle), pass_times=times(1.0, 8.0, 40.0)))
+    assert steep.stats.num_draft_tokens == 0 and steep.stats.steps == 30
+
+
+def test_acceptance_is_learned_from_proposals_that_were_not_scored() -> None:
+    """A proposal with a low prior is not scored until the text has shown that it is right."""
+    source = Guesses(oracle)
+    source.level_rates = (0.05,)
+    made = auto(source, pass_times=times(1.0, 1.9, 5.0))
+    handle = run(made)
+    assert handle.stats.num_draft_tokens > 0 and handle.stats.tau > 1.3, "it was right every time"
+    accepted = made._models[0, 0].accepted_by_depth(0, 1)[1]
+    assert accepted > 0.7
+
+
+def test_a_proposal_that_is_never_right_is_dropped_soon() -> None:
+    handle = run(auto(Guesses(wrong), pass_times=times(1.0, 1.4, 2.2)))
+    assert 0 < handle.stats.num_draft_tokens <= 24 and handle.stats.tau == 1.0
+    last = handle.stats.num_draft_tokens
+    assert run(auto(Guesses(wrong), pass_times=times(1.0, 1.4, 2.2)), 37).stats.num_draft_tokens == last
+
+
+def test_levels_of_confidence_are_told_apart() -> None:
+    """One source is right where it is confident and wrong elsewhere; only the confident proposals stay."""
+
+    class Mixed(Guesses):
+        def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Draft:
+            self.level = len(view.tokens(rows[0])) % 2
+            self.guess = oracle if self.level else wrong
+            return super().propose(view, rows, budget, rng)
+
+    made = auto(Mixed(oracle), pass_times=times(1.0, 1.4, 2.2))
+    run(made)
+    assert made._models[0, 1].accepted_by_depth(0, 1)[1] > 0.7 > 0.2 > made._models[0, 0].accepted_by_depth(0, 1)[1]
+
+
+def test_two_sources_share_the_nodes_of_a_row() -> None:
+    made = auto(Guesses(oracle), Guesses(wrong), pass_times=times(1.0, 1.0, 1.0), num_draft_tokens=4)
+    engine = Engine(target(), made)
+    counts: list[int] = []
+    propose = made.propose
+
+    def watched(*args: Any) -> Draft:
+        draft = propose(*args)
+        counts.extend(count - 1 for count in draft.counts)
+        return draft
+
+    made.propose = watched
+    engine.generate([PROMPT, PROMPT[:2]], SamplingParams(temperature=0, max_new_tokens=20), num_draft_tokens=4)
+    assert max(counts) == 4 and made.sources[0].limits[-1] <= 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_equal_those_of_plain_decoding(temperature: float) -> None:
+    plain, made = load("demo-target", max_length=256), load("demo-target", drafter="auto", max_length=256)
+    prompts = ["And it came to pass", "def add(first, second):\n    return first + second\n\ndef", "import os\nimport"]
+    params = [SamplingParams(temperature=temperature, seed=seed, max_new_tokens=40) for seed in range(3)]
+    want, got = plain.generate(prompts, params), made.generate(prompts, params)
+    assert [one.tokens for one in got] == [one.tokens for one in want]
+    assert sum(one.stats.num_draft_tokens for one in got) > 0 and not any(one.stats.faults for one in got)
+
+
+def test_it_refuses_bad_options() -> None:
+    with pytest.raises(ValueError, match=r"auto of: got .*; expected drafters"):
+        get_drafter("auto")()
+    with pytest.raises(ValueError, match=r"auto of: got ngram, which states no confidence"):
+        get_drafter("auto")([get_drafter("ngram")()])
+    with pytest.raises(ValueError, match=r"auto: num_draft_tokens: got 0; expected at least 1"):
+        load("demo-target", drafter="auto", num_draft_tokens=0)

@@ -1,0 +1,89 @@
+"""`load_model`: bundled models and folders, their dtypes, and what is missing or broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_fast import load
+from specdec_fast.loading import load_model
+from specdec_fast.targets.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model."""
+    place = tmp_path_factory.mktemp("model")
+    tiny_model("llama").save_pretrained(place)
+    return place
+
+
+def test_types(folder: Path) -> None:
+    assert load_model(folder, "bfloat16").dtype == torch.bfloat16
+    assert load_model(folder, torch.float64).dtype == torch.float64
+    with pytest.raises(ValueError, match="dtype: got 'int3'; expected one of float32"):
+        load(folder, dtype="int3")
+
+
+@pytest.mark.parametrize("name", ["no/such-model", "/no/such/folder", "not a name"])
+def test_unknown_models_list_what_can_be_given(name: str) -> None:
+    with pytest.raises(ValueError, match=r"model: got '.*'; expected a bundled name") as error:
+        load(name)
+    assert name in str(error.value) and "demo-target" in str(error.value) and "folder" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["demo-targt", "Demo-Draft", "demo_target"])
+def test_a_misspelt_bundled_name_is_not_looked_up_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: 1 / 0)
+    with pytest.raises(ValueError, match=r"expected a bundled name .*; did you mean 'demo-(target|draft)'"):
+        load(name)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="model: got"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="model: got"):
+        load(tmp_path)
+
+
+def test_a_folder_with_broken_weights(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ValueError, match="model: got"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_attention_heads": 0},
+        {"hidden_size": "wide"},
+    ],
+    ids=["no heads", "text for a number"],
+)
+def test_any_error_of_a_config_is_reported(folder: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"model: got .*; expected a bundled name"):
+        load_model(tmp_path)
+
+
+def test_bundled_models_load_without_progress_bars(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    try:
+        model = load_model("demo-draft")
+        assert capfd.readouterr().err == "" and logging.is_progress_bar_enabled()
+        model.save_pretrained(tmp_path)
+        load_model(tmp_path)
+        assert "Loading weights" in capfd.readouterr().err, "other models take a while, and keep theirs"
+    finally:
+        (logging.enable_progress_bar if shown else logging.disable_progress_bar)()

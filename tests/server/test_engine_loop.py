@@ -1,0 +1,202 @@
+"""The engine's thread: failing steps, requests that the engine refuses, its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from oracles.toy_server import SECONDS, Running, make_engine, nothing_is_held, wait_for
+
+from specdec_fast import SamplingParams
+from specdec_fast.server.engine_loop import EngineLoop, EngineStopped, Job, Progress
+
+Start = Callable[..., Running]
+PARAMS = SamplingParams(seed=1, max_new_tokens=12)
+
+
+def jobs(count: int, prompt: tuple[int, ...] = (1, 2)) -> tuple[list[Job], list[list[Progress]]]:
+    """Jobs, and what each of them receives."""
+    received: list[list[Progress]] = [[] for _ in range(count)]
+    made = [Job([*prompt, at], SamplingParams(seed=at, max_new_tokens=12), True, got.append) for at, got in
+            enumerate(received)]  # fmt: skip
+    return made, received
+
+
+def publish(news: list[Progress]) -> None:
+    for progress in news:
+        progress.job.receive(progress)
+
+
+def ended(received: list[list[Progress]]) -> bool:
+    return all(got and got[-1].finish_reason is not None for got in received)
+
+
+@pytest.fixture
+def run() -> Any:
+    """Starts the thread of an engine, and ends it with the test."""
+    loops: list[EngineLoop] = []
+
+    def begin(engine: Any) -> EngineLoop:
+        loops.append(EngineLoop(engine, publish))
+        loops[-1].start()
+        return loops[-1]
+
+    yield begin
+    for loop in loops:
+        loop.stop(SECONDS)
+        assert not loop.alive
+
+
+def texts(received: list[list[Progress]]) -> list[str]:
+    return ["".join(progress.text for progress in got) for got in received]
+
+
+def plain(count: int) -> list[str]:
+    prompts = [[1, 2, at] for at in range(count)]
+    params = [SamplingParams(seed=at, max_new_tokens=12) for at in range(count)]
+    return [handle.text for handle in make_engine(drafter=None).generate(prompts, params)]
+
+
+def test_pieces_are_the_text(run: Callable[[Any], EngineLoop]) -> None:
+    made, received = jobs(12)
+    loop = run(make_engine(max_rows=3))
+    loop.submit(made).result(SECONDS)
+    wait_for(lambda: ended(received))
+    assert texts(received) == plain(12)
+    assert [sum(progress.num_tokens for progress in got) for got in received] == [12] * 12
+    assert all(progress.finish_reason is None for got in received for progress in got[:-1])
+
+
+def test_a_step_that_fails_once_costs_nothing(
+    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, passes = make_engine(max_rows=3), iter(range(1000))
+
+    def fail() -> None:
+        if next(passes) % 7 == 3:
+            raise RuntimeError("planted")
+
+    engine.target.before_pass = fail
+    made, received = jobs(8)
+    run(engine).submit(made).result(SECONDS)
+    wait_for(lambda: ended(received))
+    assert texts(received) == plain(8) and "planted" in caplog.text
+
+
+def test_a_request_that_breaks_every_step_ends_alone(
+    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    engine = make_engine(max_rows=4)
+    made, received = jobs(5)
+    poison, cause = jobs(1, prompt=(9, 9, 9))
+
+    def fail() -> None:
+        handle = poison[0].handle
+        if handle is not None and handle.row is not None and not handle.finished:
+            raise RuntimeError("planted")
+
+    engine.target.before_pass = fail
+    loop = run(engine)
+    loop.submit(made[:3]).result(SECONDS)
+    wait_for(lambda: any(received))
+    loop.submit(poison).result(SECONDS)
+    loop.submit(made[3:]).result(SECONDS)
+    wait_for(lambda: ended(received) and ended(cause))
+    assert texts(received) == plain(5)
+    assert "planted" in str(cause[0][-1].error) and cause[0][-1].finish_reason == "cancelled"
+    assert loop.failures == 0
+    wait_for(lambda: nothing_is_held(engine))
+
+
+def test_a_broken_engine_ends_every_request_and_lives_on(
+    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    engine = make_engine(max_rows=4)
+
+    def fail() -> None:
+        raise RuntimeError("planted")
+
+    engine.target.before_pass = fail
+    made, received = jobs(6)
+    loop = run(engine)
+    loop.submit(made).result(SECONDS)
+    wait_for(lambda: ended(received))
+    assert all("planted" in str(got[-1].error) for got in received)
+    engine.target.before_pass = None
+    made, received = jobs(2)
+    loop.submit(made).result(SECONDS)
+    wait_for(lambda: ended(received))
+    assert texts(received) == plain(2)
+
+
+def test_jobs_are_queued_together_or_not_at_all(run: Callable[[Any], EngineLoop]) -> None:
+    engine = make_engine()
+    made, received = jobs(3)
+    made[2].prompt = [10**6]
+    loop = run(engine)
+    with pytest.raises(ValueError, match="token id 1000000"):
+        loop.submit(made).result(SECONDS)
+    wait_for(lambda: nothing_is_held(engine))
+    assert received == [[], [], []]
+
+
+def test_a_job_that_was_cancelled_before_it_ran_is_left_alone(run: Callable[[Any], EngineLoop]) -> None:
+    made, _ = jobs(1)
+    loop = run(make_engine())
+    loop.cancel(made).result(SECONDS)
+    loop.submit(made).result(SECONDS)
+    loop.cancel(made).result(SECONDS)
+    loop.cancel(made).result(SECONDS)
+
+
+def test_the_end_of_the_thread_ends_everything(run: Callable[[Any], EngineLoop]) -> None:
+    engine = make_engine(max_rows=1)
+    made, received = jobs(3)
+    loop = run(engine)
+    engine.target.before_pass = lambda: wait_for(lambda: loop._stopping)
+    loop.submit(made).result(SECONDS)
+    loop.stop(SECONDS)
+    assert [type(got[-1].error) for got in received] == [EngineStopped] * 3
+    with pytest.raises(EngineStopped):
+        loop.submit(made).result(SECONDS)
+
+
+def test_a_dead_thread_is_reported(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+    served = start()
+
+    def die() -> None:
+        raise SystemExit
+
+    served.target.before_pass = die
+    assert served.request("GET", "/health").status_code == 200
+    with pytest.raises(openai.InternalServerError) as failed:
+        served.client().completions.create(model="toy", prompt="one")
+    assert failed.value.status_code == 503
+    wait_for(lambda: served.request("GET", "/health").status_code == 503)
+    assert served.post("completions", {"prompt": "one"}).status_code == 503
+    assert served.post("completions", {"prompt": "one", "stream": True}).status_code == 503
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_get_an_error_without_its_cause(start: Start, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    served = start()
+
+    def fail() -> None:
+        if any(len(handle.tokens) > 4 for handle in served.engine._running.values()):
+            raise RuntimeError("secret")
+
+    served.target.before_pass = fail
+    with pytest.raises(openai.APIError, match="failed again and again") as failed:
+        made: Any = served.client().completions.create(model="toy", prompt="one", seed=1, stream=stream)
+        found = "".join(part.choices[0].text for part in made)
+        assert found
+    assert "secret" not in str(failed.value)
+    served.target.before_pass = None
+    assert served.post("completions", {"prompt": "one"}).status_code == 200

@@ -1,0 +1,139 @@
+"""Errors have the form of the OpenAI API: status, message, parameter and code, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from oracles.toy_server import Running
+
+Start = Callable[..., Running]
+JSON = {"Content-Type": "application/json"}
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.headers["content-type"] == "application/json" and "Traceback" not in answer.text
+    body = answer.json()
+    assert body.keys() == {"error"} and body["error"].keys() == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param", "words"),
+    [
+        # wrong types
+        ({"prompt": 5}, 422, "prompt", "valid string"),
+        ({"prompt": [1, "a"]}, 422, "prompt", "valid"),
+        ({"prompt": {"text": "a"}}, 422, "prompt", "valid"),
+        ({"temperature": "hot"}, 422, "temperature", "valid number"),
+        ({"max_tokens": "5"}, 422, "max_tokens", "valid integer"),
+        ({"max_tokens": 5.5}, 422, "max_tokens", "valid integer"),
+        ({"stream": 1}, 422, "stream", "valid boolean"),
+        ({"stop": 5}, 422, "stop", "valid string"),
+        ({"stop": ["a"] * 17}, 422, "stop", "at most 16"),
+        ({"logit_bias": [1]}, 422, "logit_bias", "valid dictionary"),
+        ({"response_format": {"type": "xml"}}, 422, "response_format", "json_schema"),
+        ({"stream_options": True}, 422, "stream_options", "valid"),
+        # values out of range
+        ({"prompt": [[]]}, 400, "prompt", "at least one"),
+        ({"prompt": []}, 400, "prompt", "at least one"),
+        ({"prompt": [[1], []]}, 400, "prompt", "at least one"),
+        ({"prompt": [10**6]}, 400, "prompt", "token id 1000000"),
+        ({"prompt": "\ud800"}, 400, "prompt", "surrogates"),
+        ({"temperature": -1}, 400, "temperature", "positive"),
+        ({"top_p": 2}, 400, "top_p", "got 2"),
+        ({"n": 0}, 400, "n", "at least 1"),
+        ({"max_tokens": 0}, 400, "max_tokens", "at least 1"),
+        ({"min_tokens": 99}, 400, "min_tokens", "max_tokens"),
+        ({"seed": -1}, 400, "seed", "2**63"),
+        ({"stop": ""}, 400, "stop", "non-empty"),
+        ({"logit_bias": {"a": 1}}, 400, "logit_bias", "token ids"),
+        ({"logprobs": 21}, 400, "logprobs", "0 to 20"),
+        ({"echo": True, "logprobs": 1}, 400, "echo", "logprobs"),
+        ({"stream_options": {"include_usage": True}}, 400, "stream_options", "stream true"),
+        ({"response_format": {"type": "json_schema"}}, 400, "response_format", "schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, 400, None, "schema"),
+        # what is not served
+        ({"model": "gpt"}, 404, "model", "'toy'"),
+        ({"tempreature": 1}, 400, "tempreature", "'temperature'"),
+        ({"stream": True, "stream_options": {"include_usages": True}}, 400, "include_usages", "'include_usage'"),
+        ({"best_of": 3}, 400, "best_of", "use n"),
+        ({"suffix": "end"}, 400, "suffix", "not supported"),
+        ({"guided_json": {"type": "object"}}, 400, "guided_json", "response_format"),
+        ({"use_beam_search": True}, 400, "use_beam_search", "not supported"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_requests(
+    served: Running, change: dict[str, Any], status: int, param: str | None, words: str, stream: bool
+) -> None:
+    if stream and "stream_options" not in change:
+        change = {"stream": True, **change}
+    content = json.dumps({"prompt": "one", **change})  # httpx itself refuses lone surrogates
+    answer = served.request("POST", "/v1/completions", content=content, headers=JSON)
+    error = error_of(answer)
+    assert answer.status_code == status and words in error["message"]
+    assert param is None or error["param"] == param
+    assert error["type"] == "invalid_request_error" and served.engine.idle
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"\xff", "application/json", 400),
+        (b"[" * 100_000, "application/json", 400),
+        (b"[]", "application/json", 422),
+        (b"", "application/json", 422),
+        (b'{"prompt": "one"}', "text/plain", 422),
+        (b'{"prompt": NaN, "temperature": NaN}', "application/json", 422),
+        (b'{"prompt": "one", "temperature": NaN}', "application/json", 400),
+    ],
+)
+def test_bodies_that_are_no_objects(served: Running, content: bytes, kind: str, status: int) -> None:
+    answer = served.request("POST", "/v1/completions", content=content, headers={"Content-Type": kind})
+    assert answer.status_code == status and error_of(answer)["message"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"user": "me", "store": True, "metadata": {"a": "b"}},
+        {"best_of": None, "suffix": "", "guided_json": None, "use_beam_search": False, "functions": []},
+        {"temperature": None, "n": None, "stream": None, "seed": None, "stop": None},
+        {"whatever": None},
+    ],
+)
+def test_fields_without_effect_are_accepted(served: Running, extra: dict[str, Any]) -> None:
+    assert served.post("completions", {"prompt": "one", "max_tokens": 2, **extra}).status_code == 200
+
+
+def test_unknown_places(served: Running) -> None:
+    for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/completions", 405), ("GET", "/docs", 404)):
+        answer = served.request(method, path)
+        assert answer.status_code == status and path in error_of(answer)["message"]
+    answer = served.request("GET", "/v1/models/gpt")
+    assert answer.status_code == 404 and error_of(answer)["code"] == "model_not_found"
+
+
+def test_a_fault_of_the_server_is_not_shown(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = start()
+
+    def fail(prompt: object, **options: object) -> list[int]:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(served.engine, "encode", fail)
+    answer = served.post("completions", {"prompt": "one"})
+    error = error_of(answer)
+    assert answer.status_code == 500 and error["type"] == "server_error" and "secret" not in answer.text
+
+
+def test_a_text_that_cannot_continue_ends_with_its_reason(start: Start) -> None:
+    """A model whose logits are no numbers."""
+    served = start()
+    served.target.table = served.target.table * float("nan")
+    answer = served.post("completions", {"prompt": "one"})
+    assert answer.status_code == 500 and "no finite logit" in error_of(answer)["message"]

@@ -1,0 +1,94 @@
+"""Models that targets give back: attention, modes, classes and memory layout are those of before."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+
+from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_fast.targets.linear_layers import BatchInvariantLinear
+
+
+def describe(model: Any) -> list[Any]:
+    """All that a target changes in a model."""
+    layers = [(type(each), each.weight.stride()) for each in model.modules() if isinstance(each, torch.nn.Linear)]
+    return [model.config._attn_implementation, [each.training for each in model.modules()], layers]
+
+
+def text_of(model: Any) -> list[int]:
+    """The text of transformers' own generate."""
+    prompt = torch.tensor([models.prompt(17)])
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None}
+    return model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("own", ["eager", "sdpa"])
+def test_a_closed_target_gives_the_model_back(family: str, own: str) -> None:
+    model = models.own(family)
+    model.set_attn_implementation(own)
+    text = text_of(model)
+    model.train()
+    model.get_input_embeddings().eval()  # modes are those of each module
+    before, values = describe(model), {name: value.clone() for name, value in model.state_dict().items()}
+    target = HuggingFaceTarget(model, max_rows=1, max_length=32)
+    assert describe(model) != before
+    target.close()
+    target.close()
+    assert describe(model) == before
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+    assert text_of(model.eval()) == text
+
+
+def test_the_last_of_several_targets_gives_the_model_back() -> None:
+    model = models.own("llama")
+    before = describe(model)
+    first, second = (HuggingFaceTarget(model, max_rows=1, max_length=32) for _ in range(2))
+    first.close()
+    changed = describe(model)
+    assert changed != before and type(model.lm_head) is BatchInvariantLinear, "another target works with it"
+    second.close()
+    assert describe(model) == before
+    third = HuggingFaceTarget(model, max_rows=1, max_length=32)
+    assert describe(model) == changed
+    third.close()
+    assert describe(model) == before
+
+
+def test_a_target_that_nothing_refers_to_gives_the_model_back() -> None:
+    model = models.own("llama")
+    before, text = describe(model), text_of(model)
+    target = HuggingFaceTarget(model, max_rows=1, max_length=32)
+    del target
+    gc.collect()
+    assert describe(model) == before and text_of(model) == text
+
+
+def test_a_model_disappears_with_its_target() -> None:
+    model = models.own("llama")
+    target, seen = HuggingFaceTarget(model, max_rows=1, max_length=32), weakref.ref(model)
+    target.lease.release_explicitly()
+    del model, target
+    gc.collect()
+    assert seen() is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, ValueError])
+def test_a_target_that_cannot_be_opened_gives_the_model_back(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models.own("llama").train()
+    before = describe(model)
+
+    def fail(*_: object) -> None:
+        raise error("no")
+
+    monkeypatch.setattr("specdec_fast.targets.huggingface.HuggingFaceTarget._choose_forward", fail)
+    with pytest.raises(error):
+        HuggingFaceTarget(model, max_rows=1, max_length=32)
+    assert describe(model) == before
