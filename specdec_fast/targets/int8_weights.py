@@ -87,7 +87,8 @@ def quantize_linear_layers(model: torch.nn.Module) -> QuantizedSize:
         What changed.
 
     Raises:
-        ValueError: If the model has no such layer, is quantized, is not on a CPU or has another dtype. It is unchanged then.
+        ValueError: If the model has no such layer, is quantized, is not on a CPU or has another dtype. It is then
+            unchanged.
     """
     places = [
         (parent, name, layer)
