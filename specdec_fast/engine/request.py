@@ -186,6 +186,7 @@ def create_handle(
     if not is_integer or num_draft_tokens < 0:
         raise ValueError(f"num_draft_tokens: got {num_draft_tokens!r}; expected an integer, 0 or more")
     stop_ids = (*(() if params.ignore_eos else eos_ids), *params.stop_token_ids)
+    params = params.with_bad_word_ids(tokenizer)
     params.check(target.vocab_size, stop_ids)
     if params.stop and tokenizer is None:
         raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")
