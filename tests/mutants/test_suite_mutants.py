@@ -25,8 +25,6 @@ from specdec_fast.cache.paged import PagedCache
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.engine.request import Handle
 from specdec_fast.lab import mutant_rules
-from specdec_fast.sampling.banned_continuations import BannedContinuations
-from specdec_fast.sampling.custom_processors import CustomProcessors
 from specdec_fast.sampling.logits_processors import LogitsProcessors
 from specdec_fast.targets import attention, load_checks
 from specdec_fast.targets.fused_forward import FusedForward
@@ -206,34 +204,6 @@ def overlays_of_the_node_before(patch: Patch) -> None:
     patch.setattr(LogitsProcessors, "make_overlay", broken)
 
 
-def custom_processors_read_the_text_of_the_root(patch: Patch) -> None:
-    """A custom processor sees the committed text at every node."""
-    apply = CustomProcessors.apply
-
-    def broken(self: CustomProcessors, logits: Any, row_of: Any, tokens: Any, parents: Sequence[int]) -> Any:
-        failures: dict[int, Any] = {}
-        for node, row in row_of.items():
-            found = apply(self, logits, {0: row}, tokens[:1], parents[:1])
-            failures |= dict.fromkeys([node] if found else [], found.get(0))
-        return failures
-
-    patch.setattr(CustomProcessors, "apply", broken)
-
-
-def ngrams_on_the_path_are_forgotten(patch: Patch) -> None:
-    """N-grams that draft tokens complete may be repeated below them."""
-    find = BannedContinuations.find
-
-    def broken(self: BannedContinuations, tokens: Any, parents: Any, wanted: Any) -> Any:
-        end = find(self, tokens, parents, [0])[0]
-        own, self._size = self._size, 0
-        found = find(self, tokens, parents, wanted)
-        self._size = own
-        return [[*ids, *end] if node == 0 else ids for node, ids in zip(wanted, found)]
-
-    patch.setattr(BannedContinuations, "find", broken)
-
-
 def only_the_last_token_can_end_a_text(patch: Patch) -> None:
     """An end-of-sequence token ends a text only if it is the last token of a step."""
     append_step = Handle.append_step
@@ -346,19 +316,6 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
             ("distribution of the wrong parent", overlays_of_the_node_before),
         )
         for rule in ("replay", "recursive_rejection", "rejection")
-    ),
-    (
-        "distribution of the wrong parent", custom_processors_read_the_text_of_the_root,
-        "sampling/test_text_processors.py", "test_every_node_is_processed_with_its_own_text", (torch.float32, False),
-    ),
-    (
-        "distribution of the wrong parent", custom_processors_read_the_text_of_the_root,
-        "engine/test_tree_distribution.py", "test_the_joint_distribution_with_processors_that_read_texts",
-        ("recursive_rejection", "mixed"),
-    ),
-    (
-        "distribution of the wrong parent", ngrams_on_the_path_are_forgotten,
-        "sampling/test_text_processors.py", "test_every_node_is_processed_with_its_own_text", (torch.float32, False),
     ),
     (
         "end of sequence inside a block", only_the_last_token_can_end_a_text,
