@@ -92,6 +92,8 @@ class SamplingParams:
             (`specdec_fast.LogitsProcessor`). Those of transformers work too.
         logprobs: Number of alternatives to report beside the log-probability of each token
             (`specdec_fast.sampling.logprobs`), or None for no log-probabilities.
+        prompt_logprobs: The same for the tokens of the prompt, in `Handle.prompt_logprobs`, under the model's own
+            distribution. Such a request computes its whole prompt, also the part that it could share.
         grammar: A `specdec_fast.sampling.grammar.Matcher` in its initial state, which the generated text must match.
             End-of-sequence ids are allowed exactly where the grammar is complete.
 
@@ -122,6 +124,7 @@ class SamplingParams:
     bad_words: Sequence[str | Sequence[int]] = ()
     logits_processors: Sequence[LogitsProcessor | Any] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: Matcher | None = None
 
     def __post_init__(self) -> None:
@@ -197,10 +200,9 @@ class SamplingParams:
         )
         object.__setattr__(self, "forced_tokens", dict(forced))
         self._check_text_processors()
-        count = self.logprobs
-        _require(
-            count is None or (_is_id(count) and count <= 1000), "logprobs", count, "None, or a count from 0 to 1000"
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _require(count is None or (_is_id(count) and count <= 1000), name, count, "None, or a count from 0 to 1000")
         is_matcher = self.grammar is None or isinstance(self.grammar, Matcher)
         _require(is_matcher, "grammar", self.grammar, "a specdec_fast.sampling.grammar.Matcher, or None")
 

@@ -1,4 +1,4 @@
-"""Mistakes of processors that read texts, planted one at a time: a named test of the suite must fail."""
+"""Mistakes of processors that read texts, and of prompt log-probabilities, planted one at a time: a named test must fail."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from mutants.test_suite_mutants import module_of
 
+import specdec_fast.engine.scheduler as scheduler_module
 from specdec_fast.sampling.banned_continuations import BannedContinuations
 from specdec_fast.sampling.custom_processors import CustomProcessors
 
@@ -43,6 +44,11 @@ def ngrams_on_the_path_are_forgotten(patch: Patch) -> None:
     patch.setattr(BannedContinuations, "find", broken)
 
 
+def scored_prompts_share_pages(patch: Patch) -> None:
+    """A request that asks for log-probabilities of its prompt takes over pages, which have no logits."""
+    patch.setattr(scheduler_module, "needs_scoring", lambda handle: False)
+
+
 NODES = "sampling/test_text_processors.py", "test_every_node_is_processed_with_its_own_text", (torch.float32, False)
 LAW = (
     "engine/test_tree_distribution.py",
@@ -53,6 +59,12 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (custom_processors_read_the_text_of_the_root, *NODES),
     (custom_processors_read_the_text_of_the_root, *LAW),
     (ngrams_on_the_path_are_forgotten, *NODES),
+    (
+        scored_prompts_share_pages,
+        "engine/test_prompt_logprobs.py",
+        "test_a_shared_prefix_is_computed_again_for_them",
+        (),
+    ),
 ]
 
 
