@@ -1,4 +1,4 @@
-"""Mistakes of processors that read texts, and of prompt log-probabilities, planted one at a time: a named test must fail."""
+"""Mistakes of processors that read texts, and of scored prompts, planted one at a time: a named test must fail."""
 
 from __future__ import annotations
 
