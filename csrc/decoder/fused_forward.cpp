@@ -44,13 +44,18 @@ class Pass {
     if (const AttentionProblem problem = check(); problem.text != nullptr) return problem;
     stream_ = resized(memory_.stream, rows_, d_.hidden);
     each_row(rows_, d_.hidden, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) std::copy_n(d_.embedding + n_.tokens[i] * d_.hidden, d_.hidden, stream_ + i * d_.hidden);
+      for (int64_t i = begin; i < end; ++i) {
+        elementwise_.scale(d_.embedding + n_.tokens[i] * d_.hidden, static_cast<float>(d_.embedding_scale), stream_ + i * d_.hidden, d_.hidden);
+      }
     });
     for (int64_t l = 0; l < d_.layers; ++l) {
       const AttentionProblem problem = attend(d_.layer[l]);
       if (problem.text != nullptr) return problem;
       if (l + 1 == d_.layers && n_.num_wanted >= 0) gather();  // the other nodes are not needed any more
-      linear(attended_, d_.layer[l].out, d_.heads * d_.width, d_.hidden, added_ = resized(memory_.added, rows_, d_.hidden));
+      BatchInvariantLinear out = product(attended_, d_.layer[l].out, d_.heads * d_.width, d_.hidden, added_ = resized(memory_.added, rows_, d_.hidden));
+      out.bias = d_.layer[l].out_bias;
+      batch_invariant_linear(out, isa_);
+      normalise_added(d_.layer[l].post_norm);
       multiply(d_.layer[l]);
     }
     norm(d_.norm);
@@ -58,6 +63,11 @@ class Pass {
     head.by_input = d_.head_by_input;
     head.stride = d_.head_by_input ? d_.vocab : d_.hidden;
     batch_invariant_linear(head, isa_);
+    if (d_.logits_softcap > 0) {
+      each_row(rows_, d_.vocab, [&](int64_t begin, int64_t end) {
+        elementwise_.cap(logits, begin * d_.vocab, end * d_.vocab, static_cast<float>(d_.logits_softcap));
+      });
+    }
     return {nullptr, 0, 0, 0};
   }
 
@@ -100,6 +110,8 @@ class Pass {
     a.ancestors = n_.ancestors;
     a.depth = n_.depth;
     a.scale = d_.scale;
+    a.softcap = d_.softcap;
+    a.window = layer.window;
     return a;
   }
 
@@ -115,17 +127,31 @@ class Pass {
     return call;
   }
 
-  void linear(const float* x, const float* weight, int64_t inputs, int64_t outputs, float* out) const {
-    batch_invariant_linear(product(x, weight, inputs, outputs, out), isa_);
-  }
-
   // Adds the last stage's output to the residual stream and normalises it.
   void norm(const float* weight) {
     normed_ = resized(memory_.normed, rows_, d_.hidden);
     each_row(rows_, d_.hidden, [&](int64_t begin, int64_t end) {
-      elementwise_.norm(stream_, added_, weight, normed_, begin, end, d_.hidden, static_cast<float>(d_.eps));
+      elementwise_.norm(stream_, added_, weight, normed_, begin, end, d_.hidden, eps(), offset());
     });
   }
+
+  // Normalises what a stage adds, if the layer does that.
+  void normalise_added(const float* weight) {
+    if (weight == nullptr) return;
+    each_row(rows_, d_.hidden, [&](int64_t begin, int64_t end) {
+      elementwise_.norm(added_, nullptr, weight, added_, begin, end, d_.hidden, eps(), offset());
+    });
+  }
+
+  // Normalises every head of a row's queries and keys, if the layer does that.
+  void normalise_heads(const DecoderLayer& layer, float* row) const {
+    float* keys = row + d_.heads * d_.width;
+    if (layer.query_norm != nullptr) elementwise_.norm(row, nullptr, layer.query_norm, row, 0, d_.heads, d_.width, eps(), offset());
+    if (layer.key_norm != nullptr) elementwise_.norm(keys, nullptr, layer.key_norm, keys, 0, d_.kv_heads, d_.width, eps(), offset());
+  }
+
+  float eps() const { return static_cast<float>(d_.eps); }
+  float offset() const { return static_cast<float>(d_.norm_offset); }
 
   AttentionProblem attend(const DecoderLayer& layer) {
     norm(layer.norm);
@@ -135,9 +161,13 @@ class Pass {
     BatchInvariantLinear parts[] = {product(normed_, layer.query, d_.hidden, queries, qkv), product(normed_, layer.key, d_.hidden, keys, qkv + queries),
                          product(normed_, layer.value, d_.hidden, keys, qkv + queries + keys)};
     for (BatchInvariantLinear& part : parts) part.out_stride = width;
+    parts[0].bias = layer.query_bias;
+    parts[1].bias = layer.key_bias;
+    parts[2].bias = layer.value_bias;
     batch_invariant_linear(parts, 3, isa_);
     each_row(rows_, width, [&](int64_t begin, int64_t end) {
-      elementwise_.rotate(qkv, d_.rotary, n_.positions, begin, end, d_.heads + d_.kv_heads, heads_, d_.width);
+      for (int64_t i = begin; i < end; ++i) normalise_heads(layer, qkv + i * width);
+      elementwise_.rotate(qkv, layer.rotary, n_.positions, begin, end, d_.heads + d_.kv_heads, heads_, d_.width);
       const int64_t slot = d_.kv_heads * d_.width;
       for (int64_t i = begin; i < end; ++i) {
         const float* key = qkv + i * width + d_.heads * d_.width;
@@ -156,8 +186,9 @@ class Pass {
     BatchInvariantLinear parts[] = {product(normed_, layer.gate, d_.hidden, d_.inner, gate_up), product(normed_, layer.up, d_.hidden, d_.inner, gate_up + d_.inner)};
     for (BatchInvariantLinear& part : parts) part.out_stride = 2 * d_.inner;
     batch_invariant_linear(parts, 2, isa_);
-    each_row(rows_, d_.inner, [&](int64_t begin, int64_t end) { elementwise_.gate(gate_up, gated, begin, end, d_.inner); });
-    linear(gated, layer.down, d_.inner, d_.hidden, added_ = resized(memory_.added, rows_, d_.hidden));
+    each_row(rows_, d_.inner, [&](int64_t begin, int64_t end) { elementwise_.gate(d_.activation, gate_up, gated, begin, end, d_.inner); });
+    batch_invariant_linear(product(gated, layer.down, d_.inner, d_.hidden, added_ = resized(memory_.added, rows_, d_.hidden)), isa_);
+    normalise_added(layer.mlp_post_norm);
   }
 
   // Keeps only the wanted nodes. They may be in any order, so they are copied to separate buffers.

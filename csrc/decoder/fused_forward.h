@@ -10,21 +10,31 @@
 namespace specdec {
 
 // Everything is float32. Matrices are stored by input, [inputs, outputs]. A head that is the embedding is stored by output.
+// Biases and norms from query_bias on may be null. The order is that of DecoderTable.
 struct DecoderLayer {
   const float* norm;                 // [hidden]
   const float *query, *key, *value;  // [hidden, heads * width], twice [hidden, kv_heads * width]
   const float* out;                  // [heads * width, hidden]
   const float* mlp_norm;             // [hidden]
   const float *gate, *up, *down;     // twice [hidden, inner], [inner, hidden]
-  float *keys, *values;              // [pages, page_size, kv_heads, width]
+  const float *query_bias, *key_bias, *value_bias, *out_bias;
+  const float *query_norm, *key_norm;      // [width]: of every head, before its rotation
+  const float *post_norm, *mlp_post_norm;  // [hidden]: of what attention and MLP add
+  const float* rotary;                     // [positions, width]: cosines, then sines
+  float *keys, *values;                    // [pages, page_size, kv_heads, width]
+  int64_t window;                          // tokens that a query sees; 0: all
 };
 
+enum class Activation : int64_t { Silu, GeluTanh };
+
 struct Decoder {
-  const float *embedding, *norm, *head, *rotary;  // [vocab, hidden], [hidden], the head, [positions, width]: cosines, then sines
+  const float *embedding, *norm, *head;  // [vocab, hidden], [hidden], the head
   const DecoderLayer* layer;
   int64_t layers, vocab, hidden, heads, kv_heads, width, inner, positions, pages, page_size;
-  double eps, scale;
   bool head_by_input;
+  Activation activation;
+  double eps, scale, softcap, logits_softcap, embedding_scale;  // a cap of 0: none
+  double norm_offset;                                           // added to the weights of all norms
 };
 
 // Nodes in packed order, with trees as in AttentionArguments. wanted: the num_wanted nodes that need logits; not read if
@@ -43,12 +53,17 @@ AttentionProblem fused_forward(const Decoder& decoder, const DecoderNodes& nodes
 
 // The operations between the matrix products, for rows [begin, end) of contiguous [rows, ...].
 struct ElementwiseKernels {
-  // stream += added unless it is null, then normed = stream / rms(stream) * weight. All [rows, hidden].
-  void (*norm)(float* stream, const float* added, const float* weight, float* normed, int64_t begin, int64_t end, int64_t hidden, float eps);
+  // stream += added unless it is null, then normed = stream / rms(stream) * (weight + offset). All [rows, hidden]; normed may
+  // be stream.
+  void (*norm)(float* stream, const float* added, const float* weight, float* normed, int64_t begin, int64_t end, int64_t hidden, float eps, float offset);
   // Rotates the first `heads` heads (queries and keys) of qkv [rows, all, width] by the angles of their positions, in place.
   void (*rotate)(float* qkv, const float* rotary, const int64_t* positions, int64_t begin, int64_t end, int64_t heads, int64_t all, int64_t width);
-  // gated [rows, inner] = silu(gate) * up, for gate_up [rows, 2 * inner].
-  void (*gate)(const float* gate_up, float* gated, int64_t begin, int64_t end, int64_t inner);
+  // gated [rows, inner] = activation(gate) * up, for gate_up [rows, 2 * inner].
+  void (*gate)(Activation activation, const float* gate_up, float* gated, int64_t begin, int64_t end, int64_t inner);
+  // to [count] = from * factor.
+  void (*scale)(const float* from, float factor, float* to, int64_t count);
+  // values [begin, end) become cap * tanh(value / cap).
+  void (*cap)(float* values, int64_t begin, int64_t end, float cap);
 };
 extern const ElementwiseKernels kPortableElementwise;
 #if defined(__x86_64__)

@@ -22,7 +22,7 @@ namespace {
 #include "decoder/norm_rope_activation.h"
 }  // namespace
 
-const ElementwiseKernels kAvx512Elementwise = {norm, rotate, gate};
+const ElementwiseKernels kAvx512Elementwise = {norm, rotate, gate, scale, cap};
 
 }  // namespace specdec
 

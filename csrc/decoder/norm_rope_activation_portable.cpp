@@ -16,6 +16,6 @@ namespace {
 #include "decoder/norm_rope_activation.h"
 }  // namespace
 
-const ElementwiseKernels kPortableElementwise = {norm, rotate, gate};
+const ElementwiseKernels kPortableElementwise = {norm, rotate, gate, scale, cap};
 
 }  // namespace specdec

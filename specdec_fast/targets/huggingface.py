@@ -54,7 +54,8 @@ class HuggingFaceTarget:
         vocab_size: Valid token ids. None: the rows of the embedding. Pass the tokenizer's size if the embedding is
             padded.
         compile: Run the forward through torch.compile.
-        fused_forward: Run the forward as one operator (`specdec_kernels.fused_forward`; Llama in float32 on a CPU).
+        fused_forward: Run the forward as one operator (`specdec_kernels.fused_forward`; Llama, Mistral, Qwen 2 and 3,
+            and Gemma 1 to 3 in float32 on a CPU).
             True requires it, None uses it if `why_not_fused` is None.
 
     Attributes:
@@ -170,14 +171,17 @@ class HuggingFaceTarget:
             store_by_input(model)
         else:
             align_logits(model)
-        self._choose_forward(compile, fused_forward, sample, expected)
+        windows = self.windows if self.windows is not None else [call.window for call in probe.calls]
+        self._choose_forward(compile, fused_forward, windows, sample, expected)
 
-    def _choose_forward(self, compile: bool, fused: bool | None, sample: Tensor, expected: Tensor) -> None:
+    def _choose_forward(
+        self, compile: bool, fused: bool | None, windows: Sequence[int], sample: Tensor, expected: Tensor
+    ) -> None:
         """Chooses the implementation of passes. Fused ones are compared with the model's own logits of a sample."""
         self.why_not_fused = "it was not requested" if fused is False else why_not_fused(self.model)
         if self.why_not_fused is None:
             try:
-                self._logits = build_fused_forward(self.model, self.cache)
+                self._logits = build_fused_forward(self.model, self.cache, windows)
                 load_checks.check_logits(self.model, load_checks.packed_logits(self, sample)[0], expected)
             except ValueError as error:
                 self.why_not_fused, self._logits = str(error), self._plain_logits

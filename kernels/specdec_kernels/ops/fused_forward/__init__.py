@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op, lazy_import
-from .decoder_table import DecoderLayer, DecoderTable
+from .decoder_table import DecoderLayer, DecoderNumbers, DecoderTable
 from .reference import fused_forward as _reference
 
 
@@ -31,4 +31,4 @@ _CPU = replace(
 )
 fused_forward = Op("fused_forward", _reference, [_CPU], key=decoder_key)
 
-__all__ = ["DecoderLayer", "DecoderTable", "fused_forward"]
+__all__ = ["DecoderLayer", "DecoderNumbers", "DecoderTable", "fused_forward"]
