@@ -39,6 +39,7 @@ using Accumulator = typename AccumulatorOf<T>::type;
 
 inline float widen(float value) { return value; }
 inline double widen(double value) { return value; }
+inline float widen(int8_t value) { return value; }
 inline float widen(BFloat16 value) { return float_of_bits(static_cast<uint32_t>(value.bits) << 16); }
 inline float widen(Half value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;

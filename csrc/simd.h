@@ -5,6 +5,7 @@ typedef float Floats __attribute__((vector_size(4 * SPECDEC_LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * SPECDEC_LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * SPECDEC_LANES)));
 typedef uint16_t Shorts __attribute__((vector_size(2 * SPECDEC_LANES)));
+typedef int8_t Bytes __attribute__((vector_size(SPECDEC_LANES)));
 
 constexpr int kLanes = SPECDEC_LANES;
 
@@ -14,9 +15,16 @@ inline Floats load(const float* from) {
   return value;
 }
 inline Floats load(const BFloat16* from) {
+  // Compilers split conversions of vectors into many parts, so wide ones are written out.
+#if SPECDEC_LANES == 16
+  return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))), 16);
+#elif SPECDEC_LANES == 8
+  return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 16);
+#else
   Shorts raw;
   __builtin_memcpy(&raw, from, sizeof raw);
   return (Floats)(__builtin_convertvector(raw, Words) << 16);
+#endif
 }
 inline Floats load(const Half* from) {
 #if SPECDEC_LANES == 16
@@ -27,6 +35,17 @@ inline Floats load(const Half* from) {
   Floats value;
   for (int i = 0; i < kLanes; ++i) value[i] = widen(from[i]);
   return value;
+#endif
+}
+inline Floats load(const int8_t* from) {
+#if SPECDEC_LANES == 16
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif SPECDEC_LANES == 8
+  return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  Bytes raw;
+  __builtin_memcpy(&raw, from, sizeof raw);
+  return __builtin_convertvector(__builtin_convertvector(raw, Ints), Floats);
 #endif
 }
 inline void store(float* to, Floats value) { __builtin_memcpy(to, &value, sizeof value); }

@@ -11,11 +11,19 @@ namespace {
 // Multiplications per piece of work that justify another thread. Below three rows the time goes into reading the weights.
 constexpr int64_t kGrain = 1 << 17;
 
-ColumnKernel kernel_for(Isa isa) {
+bool by_pairs(const BatchInvariantLinear& call) { return call.type == Scalar::BFloat16 && !call.by_input; }
+
+ColumnKernel kernel_for(const BatchInvariantLinear& call, Isa isa) {
 #if defined(__x86_64__)
+  if (by_pairs(call)) {
+    const Isa pairs = usable_for_bfloat16(isa);
+    if (pairs == Isa::Amx) return columns_amx;
+    if (pairs == Isa::Avx512Bf16 && call.scale == nullptr) return columns_avx512_bf16;
+  }
   if (usable(isa) == Isa::Avx512) return columns_avx512;
   if (usable(isa) == Isa::Avx2) return columns_avx2;
 #endif
+  (void)call;
   (void)isa;
   return columns_portable;
 }
@@ -44,12 +52,27 @@ const float* widened(const BatchInvariantLinear& call, std::vector<float>& memor
   return memory.data();
 }
 
+// The rows of x in the form that `kernel` reads; the caller's memory if it has that form.
+const void* prepared(const BatchInvariantLinear& call, ColumnKernel kernel, std::vector<float>& memory) {
+#if defined(__x86_64__)
+  if (kernel == columns_avx512_bf16) return call.x;
+  if (kernel == columns_amx) {
+    constexpr size_t kAlignment = 64;
+    memory.resize((static_cast<size_t>(packed_bytes_amx(call)) + kAlignment) / sizeof(float) + 1);
+    void* packed = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + kAlignment - 1) / kAlignment * kAlignment);
+    pack_rows_amx(call, packed);
+    return packed;
+  }
+#endif
+  return widened(call, memory);
+}
+
 }  // namespace
 
 void batch_invariant_linear(const BatchInvariantLinear* calls, int64_t count, Isa isa) {
   static thread_local std::vector<float> memory;
-  const float* x = widened(calls[0], memory);
-  const ColumnKernel kernel = kernel_for(isa);
+  const ColumnKernel kernel = kernel_for(calls[0], isa);
+  const void* x = prepared(calls[0], kernel, memory);
   const auto pieces_of = [](const BatchInvariantLinear& call) { return (call.outputs + kColumns - 1) / kColumns; };
   int64_t pieces = 0;
   for (int64_t c = 0; c < count; ++c) pieces += pieces_of(calls[c]);

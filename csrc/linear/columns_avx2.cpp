@@ -22,7 +22,9 @@ namespace {
 #include "linear/columns_body.h"
 }  // namespace
 
-void columns_avx2(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }
+void columns_avx2(const BatchInvariantLinear& call, const void* x, int64_t begin, int64_t end) {
+  columns(call, static_cast<const float*>(x), begin, end);
+}
 
 }  // namespace specdec
 

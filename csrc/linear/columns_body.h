@@ -106,13 +106,14 @@ void all_by_input(const BatchInvariantLinear& call, const float* x, int64_t begi
   if (column < end) tiles_by_input<T, 1, false>(call, x, column, end - column);
 }
 
-// R rows by kLanes / R outputs of weights stored by output: kLanes dot products, reduced together at the end.
-template <class T, int R>
+// R rows by kLanes / R outputs of weights stored by output: kLanes dot products, reduced together at the end. T: the type of
+// out, W: that of the weight. FIRST: the weights come from memory, and those of the next outputs are prefetched.
+template <class T, class W, int R, bool FIRST>
 inline void by_output(const BatchInvariantLinear& call, const float* x, int64_t row, int64_t column, int64_t end) {
   constexpr int kOutputs = kLanes / R;
   const int64_t count = end - column < kOutputs ? end - column : kOutputs, whole = call.inputs / kLanes * kLanes, rest = call.inputs - whole;
-  const T* weights[kOutputs];
-  for (int i = 0; i < kOutputs; ++i) weights[i] = static_cast<const T*>(call.weight) + (column + (i < count ? i : 0)) * call.stride;
+  const W* weights[kOutputs];
+  for (int i = 0; i < kOutputs; ++i) weights[i] = static_cast<const W*>(call.weight) + (column + (i < count ? i : 0)) * call.stride;
   Floats sums[kLanes];
   for (int i = 0; i < kLanes; ++i) sums[i] = Floats{};
   const float* from = x + row * call.inputs;
@@ -121,6 +122,7 @@ inline void by_output(const BatchInvariantLinear& call, const float* x, int64_t 
     for (int r = 0; r < R; ++r) factors[r] = load(from + r * call.inputs + k);
     for (int i = 0; i < kOutputs; ++i) {
       const Floats values = load(weights[i] + k);
+      if constexpr (FIRST) __builtin_prefetch(weights[i] + kLanes * call.stride + k);
       for (int r = 0; r < R; ++r) sums[r * kOutputs + i] = fma(factors[r], values, sums[r * kOutputs + i]);
     }
   }
@@ -132,6 +134,10 @@ inline void by_output(const BatchInvariantLinear& call, const float* x, int64_t 
   }
   float joined[kLanes];
   store(joined, totals(sums));
+  if constexpr (std::is_same_v<W, int8_t>) {
+    for (int r = 0; r < R; ++r)
+      for (int64_t i = 0; i < count; ++i) joined[r * kOutputs + i] *= call.scale[column + i];
+  }
   const T* bias = call.bias == nullptr ? nullptr : static_cast<const T*>(call.bias) + column;
   for (int r = 0; r < R; ++r) {
     T* to = static_cast<T*>(call.out) + (row + r) * out_stride(call) + column;
@@ -140,7 +146,7 @@ inline void by_output(const BatchInvariantLinear& call, const float* x, int64_t 
 }
 
 // Processes so few outputs at a time that their weights stay in cache for all rows.
-template <class T>
+template <class T, class W>
 void all_by_output(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) {
   for (int64_t first = begin; first < end; first += kLanes) {
     const int64_t last = end - first < kLanes ? end : first + kLanes;
@@ -148,7 +154,13 @@ void all_by_output(const BatchInvariantLinear& call, const float* x, int64_t beg
     const auto rows_of = [&](auto many) {
       constexpr int kRows = decltype(many)::value;
       for (; row + kRows <= call.rows; row += kRows)
-        for (int64_t column = first; column < last; column += kLanes / kRows) by_output<T, kRows>(call, x, row, column, last);
+        for (int64_t column = first; column < last; column += kLanes / kRows) {
+          if (row == 0) {
+            by_output<T, W, kRows, true>(call, x, row, column, last);
+          } else {
+            by_output<T, W, kRows, false>(call, x, row, column, last);
+          }
+        }
     };
     rows_of(std::integral_constant<int, 4>{});
     rows_of(std::integral_constant<int, 2>{});
@@ -159,7 +171,8 @@ void all_by_output(const BatchInvariantLinear& call, const float* x, int64_t beg
 template <class T>
 inline void columns_of(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) {
   if (call.by_input) return all_by_input<T>(call, x, begin, end);
-  all_by_output<T>(call, x, begin, end);
+  if (call.scale != nullptr) return all_by_output<T, int8_t>(call, x, begin, end);
+  all_by_output<T, T>(call, x, begin, end);
 }
 
 inline void columns(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) {

@@ -1,8 +1,9 @@
-// batch_invariant_linear.
+// batch_invariant_linear and batch_invariant_linear_int8.
 #include "linear/batch_invariant_linear.h"
 
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "sanitize/random_inputs.h"
 
@@ -23,7 +24,19 @@ void linear_case(uint64_t seed) {
   call.x = x.data();
   call.weight = weight.data();
   call.bias = seed % 3 == 0 ? nullptr : bias.data();
-  for (Isa isa : {Isa::Portable, Isa::Avx2, Isa::Avx512}) {
+  std::vector<int8_t> bytes(static_cast<size_t>((along - 1) * call.stride + across));
+  std::vector<float> scale(static_cast<size_t>(call.outputs));
+  if (!call.by_input && call.type != Scalar::Float64 && seed % 5 == 0) {
+    for (int8_t& value : bytes) value = static_cast<int8_t>(between(random, -127, 127));
+    for (float& value : scale) value = static_cast<float>(between(random, 1, 9)) / 1024;
+    call.weight = bytes.data();
+    call.scale = scale.data();
+  }
+  const auto weight_at = [&](int64_t n, int64_t k) {
+    const int64_t at = call.by_input ? k * call.stride + n : n * call.stride + k;
+    return call.scale == nullptr ? weight.get(at) : static_cast<double>(bytes[at]) * scale[n];
+  };
+  for (Isa isa : {Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx}) {
     const Block out(call.type, call.rows * call.outputs), one(call.type, call.outputs);
     call.out = out.data();
     batch_invariant_linear(call, isa);
@@ -31,20 +44,20 @@ void linear_case(uint64_t seed) {
       for (int64_t n = 0; n < call.outputs; ++n) {
         double sum = call.bias == nullptr ? 0.0 : bias.get(n);
         for (int64_t k = 0; k < call.inputs; ++k) {
-          sum += x.get(row * call.inputs + k) * weight.get(call.by_input ? k * call.stride + n : n * call.stride + k);
+          sum += x.get(row * call.inputs + k) * weight_at(n, k);
         }
         const double rounding = call.type == Scalar::BFloat16 ? 8e-3 : call.type == Scalar::Half ? 1e-3 : 1e-5;
         expect(std::abs(out.get(row * call.outputs + n) - sum) <= rounding * (2 + std::abs(sum)), "batch_invariant_linear", seed);
       }
     }
     BatchInvariantLinear alone = call;  // the last row alone has the same bits
-    const int64_t bytes = x.bytes();
+    const int64_t size = x.bytes();
     alone.rows = 1;
-    alone.x = static_cast<const char*>(call.x) + (call.rows - 1) * call.inputs * bytes;
+    alone.x = static_cast<const char*>(call.x) + (call.rows - 1) * call.inputs * size;
     alone.out = one.data();
     batch_invariant_linear(alone, isa);
-    const char* last = static_cast<const char*>(call.out) + (call.rows - 1) * call.outputs * bytes;
-    expect(std::memcmp(last, alone.out, static_cast<size_t>(call.outputs * bytes)) == 0, "a row alone", seed);
+    const char* last = static_cast<const char*>(call.out) + (call.rows - 1) * call.outputs * size;
+    expect(std::memcmp(last, alone.out, static_cast<size_t>(call.outputs * size)) == 0, "a row alone", seed);
   }
 }
 

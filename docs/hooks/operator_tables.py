@@ -21,7 +21,7 @@ FAMILIES = {
     "Attention": ("tree_attention", "attention_plan"),
     "Key/value cache": ("kv_*",),
     "Drafting": ("draft_chain", "ngram_match"),
-    "Model forward": ("fused_forward", "*_linear"),
+    "Model forward": ("fused_forward", "*_linear", "*_linear_int8"),
 }
 """Families in the order of the page, with patterns of their operators' names; the first pattern that fits counts."""
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from .dispatch.backend_request import use_backend
 from .dispatch.operator import Backend, FallbackWarning, Op, UnsupportedError, explain
 from .dispatch.registry import OPS
-from .ops.batch_invariant_linear import batch_invariant_linear
+from .ops.batch_invariant_linear import batch_invariant_linear, stores_by_input
+from .ops.batch_invariant_linear_int8 import batch_invariant_linear_int8, quantize_int8
 from .ops.distribution_stats import distribution_stats
 from .ops.draft_chain import draft_chain
 from .ops.draft_sample import draft_sample
@@ -60,6 +61,7 @@ __all__ = [
     "UnsupportedError",
     "attention_plan",
     "batch_invariant_linear",
+    "batch_invariant_linear_int8",
     "distribution_stats",
     "draft_chain",
     "draft_sample",
@@ -75,6 +77,7 @@ __all__ = [
     "plan_for",
     "process_logits",
     "process_logits_overlay",
+    "quantize_int8",
     "recursive_rejection_thresholds",
     "recursive_rejection_verify",
     "rejection_thresholds",
@@ -82,6 +85,7 @@ __all__ = [
     "rejection_verify_logits",
     "replay_sample",
     "replay_verify",
+    "stores_by_input",
     "traversal_thresholds",
     "traversal_verify",
     "tree_attention",

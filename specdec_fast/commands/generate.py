@@ -89,6 +89,7 @@ def generate(
     ignore_eos: options.IgnoreEos = False,
     max_length: options.MaxLength = None,
     dtype: options.Dtype = "float32",
+    weights: options.Weights = None,
     device: options.Device = "cpu",
     device_map: options.DeviceMap = None,
     threads: options.Threads = None,

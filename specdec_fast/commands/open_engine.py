@@ -45,6 +45,7 @@ class Setup:
     revision: str | None = None
     trust_remote_code: bool = False
     device_map: Any = None
+    weights: str | None = None
 
     def describe(self, rule: Rule) -> dict[str, Any]:
         """Describes the setup as JSON values.
@@ -70,6 +71,7 @@ class Setup:
             "adapter": self.adapter,
             "revision": self.revision,
             "device_map": self.device_map,
+            "weights": self.weights,
         }
 
 
@@ -95,6 +97,7 @@ def resolve(
     revision: str | None = None,
     trust_remote_code: bool = False,
     device_map: str | None = None,
+    weights: str | None = None,
 ) -> Setup:
     """Resolves options: selects the drafter, and the bundled draft model for the bundled target.
 
@@ -114,6 +117,7 @@ def resolve(
         revision: Option `--revision`.
         trust_remote_code: Option `--trust-remote-code`.
         device_map: Option `--device-map`.
+        weights: Option `--weights`.
 
     Returns:
         The setup.
@@ -167,6 +171,7 @@ def resolve(
         revision=revision,
         trust_remote_code=trust_remote_code,
         device_map=read_device_map(device_map),
+        weights=weights,
     )
 
 
@@ -224,6 +229,7 @@ def open_engine(
         dtype=setup.dtype,
         device=setup.device,
         device_map=setup.device_map,
+        weights=setup.weights,
         adapter=setup.adapter,
         revision=setup.revision,
         trust_remote_code=setup.trust_remote_code,

@@ -78,6 +78,7 @@ def serve(
         ),
     ] = None,
     dtype: options.Dtype = "float32",
+    weights: options.Weights = None,
     device: options.Device = "cpu",
     device_map: options.DeviceMap = None,
     threads: options.Threads = None,

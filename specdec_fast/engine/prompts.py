@@ -80,9 +80,28 @@ def _encode_text(text: str, tokenizer: Any, add_special_tokens: bool | None) -> 
     if not any(tokens[:size] == tokens[size : 2 * size] != [] for size in range(1, _MOST_ADDED + 1)):
         return tokens
     bare = list(tokenizer.encode(text, add_special_tokens=False))
-    sizes = range(len(tokens) - len(bare), 0, -1)
-    added = next((size for size in sizes if tokens[size : size + len(bare)] == bare), 0)
+    added = _count_added(tokens, bare)
     return tokens[added:] if bare[:added] == tokens[:added] else tokens
+
+
+def added_beginning(tokenizer: Any) -> list[int]:
+    """Returns the special tokens that a tokenizer puts before a text: those with which prompts begin.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+
+    Returns:
+        Token ids, such as the beginning of sequence; empty if the tokenizer adds nothing.
+    """
+    text = "a"
+    tokens, bare = (list(tokenizer.encode(text, **how)) for how in ({}, {"add_special_tokens": False}))
+    return tokens[: _count_added(tokens, bare)]
+
+
+def _count_added(tokens: list[int], bare: list[int]) -> int:
+    """Returns how many tokens are before a text, given its tokens with special tokens and without."""
+    sizes = range(len(tokens) - len(bare), 0, -1)
+    return next((size for size in sizes if tokens[size : size + len(bare)] == bare), 0)
 
 
 def read_rows(prompt: Any) -> list[list[int]]:

@@ -62,6 +62,7 @@ def load(
     num_pages: int | None = None,
     compile: bool = False,
     fused_forward: bool = False,
+    weights: str | None = None,
     eos_token_ids: Sequence[int] | None = None,
     budget: str | BudgetPolicy = "fixed",
     step_mode: str = "auto",
@@ -98,6 +99,8 @@ def load(
         compile: Run the forward passes through `torch.compile`.
         fused_forward: Run the target's passes as one operator. Draft models use it wherever they can, and a small one
             of half precision is loaded in float32 for it. This changes no distribution of the text.
+        weights: "int8" rounds the weights of the target's linear layers to int8 with one scale per output, on a CPU.
+            The target is then the quantized model, and decoding is lossless with respect to it. None: as loaded.
         eos_token_ids: Token ids that end a text. Default: the target's.
         budget: Policy for the number of draft nodes, as in `Engine`.
         step_mode: Mode of the steps, as in `Engine`.
@@ -116,7 +119,7 @@ def load(
         ValueError: If something cannot be loaded, or if the parts do not fit together.
     """
     check_device(device)
-    resolve_dtype(dtype)
+    wanted = resolve_dtype(dtype)
     check_sampling(sampling)
     selected, policy = get_rule(rule), budget_for(budget)
     name = drafter or ("draft_model" if draft is not None else None)
@@ -134,9 +137,9 @@ def load(
         takers = [each for each in drafter_names() if may_take_draft(each)]
         raise ValueError(f"draft: got a draft model and drafter {name!r}; expected {' or '.join(takers)}, or no draft")
 
-    files = ModelOptions(revision, trust_remote_code, device_map, adapter, model_options or {})
+    files = ModelOptions(revision, trust_remote_code, device_map, adapter, weights, model_options or {})
     draft_files = ModelOptions(trust_remote_code=trust_remote_code, more=draft_model_options or {})
-    files.check(device)
+    files.check(device, dtype=wanted)
     draft_files.check(device, "draft_model_options")
     if draft is None and draft_model_options:
         raise ValueError(f"draft_model_options: got {draft_model_options} and no draft model; expected draft=MODEL")

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specdec_fast.extras import require
 
 OURS = {
@@ -36,6 +38,7 @@ class ModelOptions:
         trust_remote_code: Whether Python code that comes with a checkpoint may run.
         device_map: Devices of the layers: "auto", a device, or devices by module, as transformers takes it.
         adapter: Folder or hub id of a PEFT adapter whose weights are merged into the model's.
+        weights: "int8" to round the weights of linear layers, or None.
         more: Further arguments of from_pretrained.
     """
 
@@ -43,14 +46,16 @@ class ModelOptions:
     trust_remote_code: bool = False
     device_map: Any = None
     adapter: str | Path | None = None
+    weights: str | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
 
-    def check(self, device: str, what: str = "model_options") -> None:
+    def check(self, device: str, what: str = "model_options", *, dtype: torch.dtype | None = None) -> None:
         """Checks these options before anything is loaded.
 
         Args:
             device: The device that was passed beside them.
             what: Name of the argument with the further options in messages.
+            dtype: The dtype that was passed beside them.
 
         Raises:
             ValueError: If an option is none of from_pretrained's, contradicts another one, or lacks a package.
@@ -70,6 +75,16 @@ class ModelOptions:
             require("device-map", "device_map")
         if self.adapter is not None:
             require("adapter", "adapter")
+        if self.weights is not None:
+            self._check_weights(device, dtype)
+
+    def _check_weights(self, device: str, dtype: torch.dtype | None) -> None:
+        if self.weights != "int8":
+            raise ValueError(f"weights: got {self.weights!r}; expected 'int8', or None for the weights as loaded")
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"weights: got 'int8' on {device}; expected device='cpu', which has a kernel for it")
+        if dtype == torch.float64:
+            raise ValueError("weights: got 'int8' and dtype float64; expected float32, bfloat16 or float16")
 
     def _value(self, name: str) -> Any:
         given = getattr(self, name)

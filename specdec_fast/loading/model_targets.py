@@ -90,6 +90,11 @@ def find_model(
             "adapter: got a loaded model, which stays as it is; expected the name of a model; pass "
             "PeftModel.from_pretrained(model, adapter) as the model"
         )
+    if options.weights is not None:
+        raise ValueError(
+            f"weights: got {options.weights!r} and a loaded model, which stays as it is; expected the name of a model; "
+            "specdec_fast.targets.int8_weights.quantize_linear_layers(model) quantizes a model in place"
+        )
     unused = [name for name in ("revision", "device_map") if getattr(options, name) is not None] + [*options.more]
     if unused:
         raise ValueError(

@@ -20,6 +20,7 @@ from specdec_fast.loading.gguf_reader import end_ids, fetch_gguf, open_gguf, sha
 from specdec_fast.loading.load_failures import explain_failure
 from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.loading.model_sources import ModelSource, base_of_adapter, resolve_source
+from specdec_fast.targets.int8_weights import quantize_linear_layers
 from specdec_kernels.unknown_names import unknown_name
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def load_model(
         dtype: Dtype of the weights. Those of GGUF files are converted to it.
         device: Device of the weights.
         what: Name of the model in messages.
-        options: Revision, trust, devices, adapter, and further arguments of from_pretrained.
+        options: Revision, trust, devices, adapter, int8 weights, and further arguments of from_pretrained.
 
     Returns:
         The model in evaluation mode.
@@ -99,7 +100,7 @@ def load_model(
         UnsupportedModelError: If it is no decoder-only causal language model.
     """
     wanted, options = resolve_dtype(dtype), options or ModelOptions()
-    options.check(device)
+    options.check(device, dtype=wanted)
     found = resolve_source(source, what)
     if found.is_adapter:
         if options.adapter is not None:
@@ -120,6 +121,8 @@ def load_model(
                 f"{what}: got {found.name!r} and device {device!r}: {first_line(error)}; expected weights that can "
                 f"move; pass device_map={device!r} in place of device"
             ) from error
+    if options.weights is not None:
+        quantize_linear_layers(model)
     moved: PreTrainedModel = model.eval()
     return moved
 

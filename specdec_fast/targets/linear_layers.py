@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from specdec_kernels import UnsupportedError, batch_invariant_linear
+from specdec_kernels import UnsupportedError, batch_invariant_linear, stores_by_input
 
 __all__ = ["AlignedLogits", "BatchInvariantLinear", "align_logits", "store_by_input"]
 
@@ -32,13 +32,13 @@ def has_instructions(dtype: torch.dtype) -> bool:
 
 def uses_batch_invariant_linear(dtype: torch.dtype) -> bool:
     """Returns whether `batch_invariant_linear` multiplies in this dtype, if it is available."""
-    return dtype == torch.float32 or not has_instructions(dtype)
+    return dtype in (torch.float32, torch.bfloat16) or not has_instructions(dtype)
 
 
 class BatchInvariantLinear(torch.nn.Linear):
     """A linear layer that uses `batch_invariant_linear`: a token gets the same bits alone and in a batch.
 
-    It serves float32 on a CPU, and half precisions in which torch is slow, outside of autograd. Otherwise it is an
+    It serves float32 and bfloat16 on a CPU, and float16 where torch is slow, outside of autograd. Otherwise it is an
     ordinary `torch.nn.Linear`.
     """
 
@@ -57,10 +57,11 @@ def store_by_input(model: torch.nn.Module) -> None:
     """Stores the weights of all linear layers with the outputs of one input side by side, in place.
 
     Values, shapes and names stay; strides become (1, outputs). A product with few rows, as in decoding, is then a sum
-    of whole stored vectors and takes less time. Weights that are also embeddings, offloaded weights, and tensors of
-    other types stay unchanged. Layers become `BatchInvariantLinear` if that is faster and the compiled operator is
-    available and selected. If it would be faster but is not available, weights in half precision stay unchanged.
-    Calling it twice is harmless.
+    of whole stored vectors and takes less time. Processors that multiply pairs of bfloat16 are as fast with torch's
+    layout, which then stays. Weights that are also embeddings, offloaded weights, and tensors of other types stay
+    unchanged. Layers become `BatchInvariantLinear` if that is faster and the compiled operator is available and
+    selected. If it would be faster but is not available, weights in half precision stay unchanged. Calling it twice is
+    harmless.
 
     Args:
         model: A transformers model on a CPU.
@@ -71,7 +72,8 @@ def store_by_input(model: torch.nn.Module) -> None:
             dtype = module.weight.dtype
             product = _compiled(module.weight) if uses_batch_invariant_linear(dtype) else None
             slow = product is None and not has_instructions(dtype)
-            if id(module.weight) not in embeddings and not slow and module.weight.stride(0) != 1:
+            moves = not slow and (product is None or stores_by_input(dtype))
+            if id(module.weight) not in embeddings and moves and module.weight.stride(0) != 1:
                 module.weight.data = module.weight.data.t().contiguous().t()
             if product is not None:
                 BatchInvariantLinear.product = product

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -71,7 +72,29 @@ def _epoch(seed: int, epoch: int, offsets: int, count: int) -> tuple[int, np.nda
     return int(rng.integers(0, offsets)), rng.permutation(count)
 
 
-def blocks(row: np.ndarray, step: int, count: int, length: int, seed: int) -> Tensor:
+def cut_block(row: np.ndarray, start: int, length: int, beginning: Sequence[int] = ()) -> np.ndarray:
+    """Cuts a block out of a row, so that it begins as a prompt does.
+
+    Args:
+        row: Tokens [N], ~token for one without loss.
+        start: First token of the block.
+        length: Tokens per block, without the one that is only predicted.
+        beginning: Special tokens before every prompt. If the block does not begin with them, they are put before it,
+            without loss. A block that begins one token before them starts there.
+
+    Returns:
+        Tokens, int64 [length + 1].
+    """
+    size = len(beginning)
+    for first in (start, start + 1) if size else (start,):
+        block = row[first : first + length + 1].astype(np.int64)
+        if len(block) == length + 1 and np.array_equal(np.where(block < 0, ~block, block)[:size], beginning):
+            return block
+    before = ~np.asarray(beginning, dtype=np.int64)
+    return np.concatenate([before, row[start : start + length + 1 - size].astype(np.int64)])
+
+
+def blocks(row: np.ndarray, step: int, count: int, length: int, seed: int, beginning: Sequence[int] = ()) -> Tensor:
     """Returns the blocks of a step. Every epoch visits each block once, with an order and an offset of its own.
 
     Args:
@@ -80,6 +103,7 @@ def blocks(row: np.ndarray, step: int, count: int, length: int, seed: int) -> Te
         count: Blocks per step.
         length: Tokens per block, without the one that is only predicted.
         seed: Seed of orders and offsets.
+        beginning: Special tokens with which every block begins; see `cut_block`.
 
     Returns:
         Tokens, int64 [count, length + 1].
@@ -91,5 +115,5 @@ def blocks(row: np.ndarray, step: int, count: int, length: int, seed: int) -> Te
         offset, order = _epoch(seed, epoch, min(length, max(len(row) - length - 1, 1)), per_epoch)
         start = offset + int(order[place]) * length
         start = min(start, len(row) - length - 1)
-        picked.append(row[start : start + length + 1].astype(np.int64))
+        picked.append(cut_block(row, start, length, beginning))
     return torch.from_numpy(np.stack(picked))

@@ -29,10 +29,12 @@ def test_options_reach_the_loader(command: list[str], monkeypatch: pytest.Monkey
     monkeypatch.setattr(loading, "load", load)
     places = '{"": "cpu"}'
     options = ["--adapter", "an/adapter", "--revision", "v1", "--trust-remote-code", "--device-map", places]
+    options += ["--weights", "int8"]
     result = CliRunner().invoke(main, [*command, "--model", "a/model", *options])
     assert result.exit_code == 2 and "that is enough" in result.stderr
     assert "looking for a/model and an/adapter on the hub" in result.stderr
     wanted = {"adapter": "an/adapter", "revision": "v1", "trust_remote_code": True, "device_map": {"": "cpu"}}
+    wanted["weights"] = "int8"
     assert {name: found[name] for name in wanted} == wanted and found["target"] == "a/model"
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +17,8 @@ from specdec_kernels import batch_invariant_linear, use_backend
 
 BACKENDS = [backend.name for backend in batch_invariant_linear.backends]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
-ISAS = {"portable": 1, "avx2": 2, "avx512": 3}
+ISAS = {"portable": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4, "amx": 5}
+"""Where the machine lacks one, its best is tested instead. The last two differ from the third in bfloat16 alone."""
 
 
 def served(backend: str) -> bool:
@@ -86,6 +91,31 @@ def test_instruction_sets_are_as_exact_as_torch(isa: str, by_input: bool) -> Non
     assert error(got, x, weight, bias) <= 2 * error(torch.nn.functional.linear(x, weight, bias), x, weight, bias) + 2e-5
 
 
+@pytest.mark.skipif(not served("cpu"), reason="CPU extension not built")
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    rows=st.sampled_from([1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 50]),
+    inputs=st.sampled_from([1, 2, 31, 32, 33, 63, 64, 100, 129]),
+    outputs=st.sampled_from([1, 15, 16, 17, 31, 32, 33, 64, 65, 100]),
+    before=st.sampled_from([0, 3]),
+    isa=st.sampled_from(sorted(ISAS)),
+)
+def test_pairs_of_bfloat16_from_a_weight_stored_by_output(
+    rows: int, inputs: int, outputs: int, before: int, isa: str
+) -> None:
+    """Every leftover of tiles and pairs; what surrounds the weight in memory is NaN and must not be read into a sum."""
+    x, weight, bias = made(rows, inputs, outputs, torch.bfloat16, False)
+    table = torch.full((outputs, before + inputs + 5), torch.nan, dtype=torch.bfloat16)
+    table[:, before : before + inputs] = weight
+    place = table[:, before : before + inputs]
+    got = torch.ops.specdec.batch_invariant_linear(x, place, bias, ISAS[isa])
+    size = float(torch.nn.functional.linear(x.double(), weight.double(), bias.double()).abs().max())
+    assert error(got, x, weight, bias) <= 4e-3 * size + 1e-4
+    for row in {0, rows // 2, rows - 1}:
+        alone = torch.ops.specdec.batch_invariant_linear(x[row : row + 1], place, bias, ISAS[isa])
+        assert torch.equal(alone, got[row : row + 1]), row
+
+
 # What an error (root mean square, largest) may be above twice that of torch, in units of the sum's size. In float32 the
 # largest of few errors is random, on either side.
 FLOOR = {torch.float32: (3e-8, 5e-7), torch.bfloat16: (1e-7, 1e-7), torch.float16: (1e-7, 1e-7)}
@@ -111,6 +141,26 @@ def test_the_error_is_at_most_twice_that_of_torch(band: str, data: st.DataObject
                 case.x[start : start + count], case.weight, case.bias, number
             )
             assert torch.equal(part, whole[start : start + count]), (isa, count)
+
+
+@pytest.mark.skipif(not served("cpu"), reason="CPU extension not built")
+@pytest.mark.parametrize("isa", ["portable", "avx512", "avx512bf16", "amx"])
+def test_the_layout_follows_the_instruction_set(isa: str) -> None:
+    """Weights of bfloat16 stay as they are only where pairs are multiplied; SPECDEC_ISA limits that."""
+    program = (
+        "import torch; from specdec_kernels import stores_by_input as by_input; "
+        "by = by_input(torch.bfloat16); assert by_input(torch.float32) and by_input(torch.float16); "
+        "found = torch.ops.specdec.batch_invariant_linear_isa; "
+        "print(by, found(torch.zeros(1, dtype=torch.bfloat16)), found(torch.zeros(1)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | {"SPECDEC_ISA": isa}
+    )
+    assert done.returncode == 0, done.stderr
+    by, pairs, floats = done.stdout.split()
+    assert int(pairs) <= ISAS[isa]
+    assert int(floats) <= ISAS["avx512"]
+    assert (by == "False") == (int(pairs) >= ISAS["avx512bf16"])
 
 
 def test_leading_dimensions_and_slices() -> None:

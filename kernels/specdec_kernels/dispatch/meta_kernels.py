@@ -152,6 +152,7 @@ FAKES: dict[str, Callable[[Any], Any]] = {
     "traversal_thresholds": _fake_thresholds,
     "ngram_match": _fake_match,
     "batch_invariant_linear": _fake_linear,
+    "batch_invariant_linear_int8": _fake_linear,
     "fused_forward": _fake_decoder,
     "draft_chain": _fake_chain,
     "draft_chain_dists": _fake_chain_dists,

@@ -195,13 +195,6 @@ def attention_with_plan(sizes: Sizes) -> Call:
     return call if plan is None else replace(call, options=call.options | {"plan": plan})
 
 
-def linear(sizes: Sizes) -> Call:
-    """A square linear layer over the nodes of all rows, with a transposed weight in memory."""
-    inputs = sizes.heads * sizes.width
-    x, weight = random(sizes, sizes.rows * sizes.nodes, inputs), random(sizes, inputs, inputs, scale=inputs**-0.5)
-    return Call((x, weight.t(), random(sizes, inputs)), bytes=size_of(x, x, weight), products=x.numel() * inputs)
-
-
 def decoder_table(sizes: Sizes) -> tuple[DecoderTable, int]:
     """Returns a decoder with hidden width heads * width and twice that inner width, and its number of weights."""
     hidden, shared = sizes.heads * sizes.width, sizes.kv_heads * sizes.width
@@ -374,7 +367,6 @@ CACHE_SAMPLES: dict[str, Sample] = {
     ),
     "fused_forward": Sample(decoder, ("heads", "layers", "vocab", *_CACHE)),
     "draft_chain": Sample(drafting, ("heads", "layers", "vocab", *_CACHE)),
-    "batch_invariant_linear": Sample(linear, ("rows", "nodes", "heads", "width", "dtype")),
     "attention_plan": Sample(split_work, ("rows", "nodes", "length", "heads", "kv_heads"), (Sizes(rows=64),)),
     "kv_commit": Sample(commit, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 8, 64))),
     "kv_commit_scratch": Sample(

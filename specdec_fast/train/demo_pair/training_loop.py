@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,11 @@ def save_atomically(value: Any, path: Path) -> None:
 
 
 @contextmanager
-def held_interrupt() -> Iterator[list[bool]]:
+def held_interrupt(note: str = "") -> Iterator[list[bool]]:
     """Delays SIGINT and SIGTERM, so that no step ends halfway. A second signal raises KeyboardInterrupt at once.
+
+    Args:
+        note: Text for standard error at the first signal.
 
     Yields:
         A list whose only entry becomes True with the first signal.
@@ -83,15 +86,18 @@ def held_interrupt() -> Iterator[list[bool]]:
         yield flag
         return
 
-    def note(number: int, frame: Any) -> None:
+    def hold(number: int, frame: Any) -> None:
         if flag[0]:
             raise KeyboardInterrupt
         flag[0] = True
+        if note:
+            with suppress(OSError):  # print may be under way, and cannot be entered again
+                os.write(2, note.encode())
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in before.items():
         if handler not in (signal.SIG_IGN, None):  # None: a handler that was not set from Python stays
-            signal.signal(number, note)
+            signal.signal(number, hold)
     try:
         yield flag
     finally:
@@ -109,6 +115,23 @@ class Progress:
     seconds: float = 0.0
     loss: float = float("nan")
     done: bool = False
+
+
+def _seconds_left(budget: Budget, at: Progress, since: tuple[float, int], now: float) -> float:
+    """Returns the remaining seconds of a stage; NaN if only tokens end it and no step after the first is measured.
+
+    Args:
+        budget: Length of the stage.
+        at: Progress of the stage.
+        since: Time and tokens after the first step of this call.
+        now: The time.
+    """
+    found = []
+    if budget.seconds is not None:
+        found.append(max(budget.seconds - at.seconds, 0.0))
+    if budget.tokens is not None and at.tokens > since[1]:
+        found.append(max(budget.tokens - at.tokens, 0) * (now - since[0]) / (at.tokens - since[1]))
+    return min(found, default=float("nan"))
 
 
 def fit(
@@ -180,6 +203,7 @@ def fit(
 
     started, before = time.monotonic(), at.seconds
     saved, first_step, first_tokens = started, at.step, at.tokens
+    steady: tuple[float, int] | None = None  # time and tokens after the first step, which compiles
     with held_interrupt() as stop:
         while (share := budget.progress(at.tokens, at.seconds)) < 1.0:
             optimiser.scale = schedule(share)
@@ -196,13 +220,14 @@ def fit(
             at.step, at.tokens, at.seconds = at.step + 1, at.tokens + covered * team.size, seconds
             at.loss = total if at.loss != at.loss else 0.95 * at.loss + 0.05 * total
             share, now = budget.progress(at.tokens, at.seconds), time.monotonic()
+            steady = steady or (now, at.tokens)
             report(
                 stage,
                 min(share, 1.0),
                 at.loss,
                 at.tokens,
                 (at.tokens - first_tokens) / max(now - started, 1e-9),
-                max((1 - share) * at.seconds / max(share, 1e-9), 0.0),
+                _seconds_left(budget, at, steady, time.monotonic()),
             )
             if stop[0] or (stop_after is not None and at.step - first_step >= stop_after):
                 save()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fast.train.heads.options import TextOptions, TrainingOptions, expand_options
-from specdec_fast.train.heads.parallel_command import train_heads
+from specdec_fast.train.heads.parallel_command import HeldOutText, train_heads
 
 _HEAD, _LOSS = "Head", "Loss"
 
@@ -79,7 +79,7 @@ def eagle(
         head = new_eagle(target, bias=bias, **layer.changes())
         return EagleTrainee(head, TargetStates(target, (FINAL,)), token_weight=token_weight, noise=noise)
 
-    def save(trainee: EagleTrainee, _held: Any, place: Path, facts: dict[str, Any]) -> None:
+    def save(trainee: EagleTrainee, _held: HeldOutText, place: Path, facts: dict[str, Any]) -> None:
         own = trainee.states.model.get_input_embeddings().weight if embedding else None
         save_eagle(place, _to_bfloat16(trainee.head), {**facts, "base_model_name_or_path": text.model}, embedding=own)
 
@@ -132,7 +132,7 @@ def eagle3(
         states = TargetStates(target, tuple(dict.fromkeys((*head.aux_hidden_states, FINAL))))
         return Eagle3Trainee(head, states, decay=decay, ahead=ahead)
 
-    def save(trainee: Eagle3Trainee, _held: Any, place: Path, facts: dict[str, Any]) -> None:
+    def save(trainee: Eagle3Trainee, _held: HeldOutText, place: Path, facts: dict[str, Any]) -> None:
         save_eagle3(place, _to_bfloat16(trainee.head), {**facts, "base_model_name_or_path": text.model})
 
     train_heads(

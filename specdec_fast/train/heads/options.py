@@ -30,6 +30,13 @@ class TextOptions:
     model: Annotated[str, typer.Option("--model", "-m", help="Target model: a bundled name, a folder or a hub id.")] = (
         "demo-target"
     )
+    adapter: Annotated[
+        str | None, typer.Option(help="PEFT adapter to merge into the target: a folder or a hub id.")
+    ] = None
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the target on the hub.")] = None
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with checkpoints.")
+    ] = False
     out: Annotated[Path, typer.Option(help="Work folder; an interrupted run continues from it.")] = Path("head")
     field: Annotated[
         str,
@@ -45,9 +52,32 @@ class TextOptions:
             rich_help_panel=_DATA,
         ),
     ] = 0
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Apply the model's chat template: each prompt is a question. Needs --answer.",
+            rich_help_panel=_DATA,
+        ),
+    ] = False
     temperature: Annotated[
         float, typer.Option("--temperature", "-T", help="Sampling temperature of the answers.", rich_help_panel=_DATA)
     ] = 0.7
+
+    def check(self) -> None:
+        """Checks the options before anything is loaded.
+
+        Raises:
+            ValueError: If they contradict each other.
+        """
+        from specdec_fast.loading import BUNDLED
+
+        if self.answer < 0:
+            raise ValueError(f"--answer: got {self.answer}; expected 0 (the texts themselves) or more")
+        if self.chat and not self.answer:
+            raise ValueError("--chat: got no --answer; expected the number of tokens of each answer, such as 512")
+        if not self.inputs and self.model not in BUNDLED:
+            raise ValueError(f"training text: got none for {self.model!r}; expected files or folders of text")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Tests: tests/train/heads/test_parallel.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from specdec_fast.train.heads.loss_mask import masked_mean, split_loss_mask
 from specdec_fast.train.heads.target_states import TargetStates
+from specdec_fast.train.token_batches import cut_block
 from specdec_kernels.unknown_names import unknown_name
 
 AUX_HIDDEN_STATE = "final_norm"
@@ -113,7 +115,7 @@ class ParallelHeadsTrainee(nn.Module):
 
 @torch.no_grad()
 def measure_rank_rates(
-    trainee: ParallelHeadsTrainee, held: np.ndarray, length: int, width: int = 10
+    trainee: ParallelHeadsTrainee, held: np.ndarray, length: int, width: int = 10, beginning: Sequence[int] = ()
 ) -> list[list[float]]:
     """Measures how often the token k + 2 positions ahead has rank r under head k.
 
@@ -122,6 +124,7 @@ def measure_rank_rates(
         held: Held-out tokens, int32 [N].
         length: Tokens per block.
         width: Number of ranks.
+        beginning: Special tokens with which every block begins; see `token_batches.cut_block`.
 
     Returns:
         Rates [heads][ranks], the input of `topology.best_shape`.
@@ -133,7 +136,7 @@ def measure_rank_rates(
     hits: Tensor | None = None
     places: Tensor | int = 0
     for start in range(0, len(held) - length, length):
-        row = torch.from_numpy(held[start : start + length + 1].astype(np.int64))[None].to(device)
+        row = torch.from_numpy(cut_block(held, start, length, beginning))[None].to(device)
         tokens, counts = split_loss_mask(row)
         logits, _ = trainee.logits(tokens)
         top = logits[:, 0].topk(min(width, logits.shape[-1]), dim=-1).indices

@@ -6,7 +6,6 @@ Tests: tests/train/heads/test_parallel_command.py, tests/train/heads/test_parall
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,10 +14,20 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec_fast.core.shell_commands import generate_command
 from specdec_fast.train.heads.options import TextOptions, TrainingOptions, expand_options
+from specdec_fast.train.heads.run_checkpoint import replaced_folder, restore_trainee
 from specdec_kernels.unknown_names import unknown_name
 
 _HEADS = "Heads"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutText:
+    """Held-out tokens, int32 [N], and the special tokens with which every block of them begins."""
+
+    tokens: Any
+    beginning: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +87,15 @@ def medusa(
         made.start_from(projection.float())
         return ParallelHeadsTrainee(made, TargetStates(target, (AUX_HIDDEN_STATE,)), 0.8, ahead.labels)
 
-    def save(trainee: ParallelHeadsTrainee, held: Any, place: Path, facts: dict[str, Any]) -> None:
+    def save(trainee: ParallelHeadsTrainee, held: HeldOutText, place: Path, facts: dict[str, Any]) -> None:
         projection = trainee.states.model.get_output_embeddings().weight
         save_medusa(trainee.heads, place, base_model=text.model, layout=layout, lm_head=projection, facts=facts)
-        rates = measure_rank_rates(trainee, held, training.length)
+        rates = measure_rank_rates(trainee, held.tokens, training.length, beginning=held.beginning)
         if rates[0][0] > 0:  # otherwise the drafter uses a published tree
             shape = best_shape(rates, nodes)
             write_shape(place / "tree.json", shape, {"expected_tokens": expected_tokens(shape, rates), "rates": rates})
 
-    train_heads("medusa", text, training, build, save, {"labels": ahead.labels})
+    train_heads("medusa", text, training, build, save, {"labels": ahead.labels}, final_measurements=1)
 
 
 @expand_options(out=Path("blockwise-heads"))
@@ -111,7 +120,7 @@ def blockwise(
         made = BlockwiseHeads(target.config.get_text_config().hidden_size, rows, ahead.heads, inner)
         return ParallelHeadsTrainee(made, TargetStates(target, (AUX_HIDDEN_STATE,)), 1.0, ahead.labels)
 
-    def save(trainee: Any, held: Any, place: Path, facts: dict[str, Any]) -> None:
+    def save(trainee: Any, held: HeldOutText, place: Path, facts: dict[str, Any]) -> None:
         save_blockwise(trainee.heads, place, base_model=text.model, facts=facts)
 
     train_heads("blockwise", text, training, build, save, {"labels": ahead.labels})
@@ -140,10 +149,9 @@ def read_training_tokens(
     from specdec_fast.loading import BUNDLED
     from specdec_fast.retrieval.documents import find_files, read_documents
     from specdec_fast.train.heads.target_answers import generate_answers, load_answers
+    from specdec_fast.train.heads.time_left import format_seconds
     from specdec_fast.train.heads.training_texts import read_corpus_tokens, read_token_row
 
-    if text.answer < 0:
-        raise ValueError(f"--answer: got {text.answer}; expected 0 (the texts themselves) or more")
     if not text.inputs:
         if text.model not in BUNDLED:
             raise ValueError(f"training text: got none for {text.model!r}; expected files or folders of text")
@@ -151,12 +159,18 @@ def read_training_tokens(
     if text.answer:
         prompts = list(read_documents(find_files(text.inputs), text.field))
 
-        def report(count: int) -> None:
+        if not text.chat and getattr(tokenizer, "chat_template", None) and rank == 0:
+            note = "the model has a chat template; --chat applies it to prompts that lack it"
+            print(f"specdec: note: {note}", file=sys.stderr)
+
+        def report(count: int, left: float) -> None:
             if rank == 0:
-                asked = min(count * size, len(prompts))
-                print(f"answers: {asked:,} of {len(prompts):,} prompts", file=sys.stderr, flush=True)
+                asked, ends = min(count * size, len(prompts)), format_seconds(left)
+                words = f"answers: {asked:,} of {len(prompts):,} prompts" + (f", {ends}" if ends else "")
+                print(words, file=sys.stderr, flush=True)
 
         how: dict[str, Any] = {"new_tokens": text.answer, "temperature": text.temperature, "seed": seed}
+        how["chat"] = text.chat
         return load_answers(
             generate_answers(target, tokenizer, prompts, folder, **how, rank=rank, size=size, report=report)
         )
@@ -201,21 +215,24 @@ def train_heads(
     text: TextOptions,
     training: TrainingOptions,
     build: Callable[[Any, Any], Any],
-    save: Callable[[Any, Any, Path, dict[str, Any]], None],
+    save: Callable[[Any, HeldOutText, Path, dict[str, Any]], None],
     facts: dict[str, Any],
+    final_measurements: int = 0,
     **settings: Any,
 ) -> None:
     """Trains heads and writes weights, curve and measurements.
 
-    The tokens are read once and stored in the work folder, under a name made from their sources.
+    An interruption or an error leaves the head of the last checkpoint in the work folder. The tokens are read once and
+    stored there too, under a name made from their sources.
 
     Args:
         kind: Name of the drafter.
         text: Model, inputs and work folder.
         training: Hyperparameters.
         build: Maps (target, training tokens [N]) to a trainee with an attribute `states`.
-        save: Writes (trainee, held-out tokens, folder, facts).
+        save: Writes (trainee, held-out text, folder, facts).
         facts: Facts about the training for config.json, besides the measurements.
+        final_measurements: Passes over the held-out text that `save` makes.
         settings: Further fields of `Settings`.
 
     Raises:
@@ -232,9 +249,11 @@ def train_heads(
     import numpy as np
     import torch
 
-    from specdec_fast.loading import load_model, load_tokenizer
+    from specdec_fast.engine.prompts import added_beginning
+    from specdec_fast.loading import ModelOptions, load_model, load_tokenizer
+    from specdec_fast.train.heads.progress_bar import ProgressBar
     from specdec_fast.train.heads.run_checkpoint import check_same_run, read_stored_step, with_process_count
-    from specdec_fast.train.heads.settings import Settings
+    from specdec_fast.train.heads.settings import Progress, Settings
     from specdec_fast.train.heads.trainer import create_accelerator, fit
     from specdec_fast.train.heads.training_curve import write_history
     from specdec_fast.train.heads.training_texts import split
@@ -242,12 +261,20 @@ def train_heads(
     options = asdict(training)
     dtype, threads, model, out = options.pop("dtype"), options.pop("threads"), text.model, text.out
     made = Settings(**options, **settings)
+    text.check()
+    from_hub = ModelOptions(text.revision, text.trust_remote_code, adapter=text.adapter)
+    tokenizer = load_tokenizer(model, from_hub)
+    if tokenizer is None:
+        raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")
+    beginning = added_beginning(tokenizer)
     source: dict[str, Any] = {
         "inputs": [str(each.resolve()) for each in text.inputs or ()],
         "field": text.field,
         "model": model,
     }
     source["answer"] = text.answer
+    named = {"beginning": beginning, "adapter": text.adapter, "revision": text.revision, "chat": text.chat}
+    source |= {name: value for name, value in named.items() if value}
     if text.answer:  # answers depend on the dtype too; format 2 marks tokens without loss
         source |= {"temperature": text.temperature, "seed": made.seed, "dtype": dtype, "format": 2}
     run = {"kind": kind, "dtype": dtype, **facts, **source}
@@ -257,9 +284,7 @@ def train_heads(
         torch.set_num_threads(threads)
     torch.manual_seed(made.seed)
     check_shared_folder(here, out)
-    target, tokenizer = load_model(model, dtype, here.device), load_tokenizer(model)
-    if tokenizer is None:
-        raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")
+    target = load_model(model, dtype, here.device, options=from_hub)
     name = f"{crc32(json.dumps(source).encode()):08x}"
     place, answers = out / f"tokens-{name}.npy", out / f"answers-{name}"
     if not place.exists():
@@ -276,51 +301,62 @@ def train_heads(
     title = f"{kind} heads for {model}"
     if (stored := read_stored_step(out)) and here.is_main_process:
         print(f"{out / 'checkpoint'}: continues after step {stored} of {made.steps}", file=sys.stderr)
-    with _Bar(f"{kind}, {len(row):,} tokens") as bar:
+    progress = Progress()
+    use = {
+        "--model": model, "--adapter": text.adapter, "--revision": text.revision,
+        "--trust-remote-code": text.trust_remote_code, "--chat": text.chat,
+        "--dtype": None if dtype == "float32" else dtype, "--drafter": kind,
+    }  # fmt: skip
+    command = generate_command(use, {"head": str(out / "head")})
+
+    def write_head(step: int) -> None:
+        last = [each for each in progress.history if each["step"] <= step][-1]
+        with replaced_folder(out / "head") as folder:
+            save(trainee, HeldOutText(held, beginning), folder, {"training": {"steps": step, **facts, **last}})
+
+    with ProgressBar(f"{kind}, {len(row):,} tokens") as bar:
         try:
-            written = partial(write_history, folder=out, title=title)
-            progress = fit(trainee, trainee.states, row, held, made, out, bar, measured=written, facts=run)
-        except KeyboardInterrupt:
-            print(f"Stopped; the checkpoint is in {out}; run the same command again to continue.", file=sys.stderr)
+            fit(
+                trainee, trainee.states, row, held, made, out, bar, facts=run, beginning=beginning, progress=progress,
+                measuring=bar.measuring, measured=partial(write_history, folder=out, title=title),
+                final_measurements=final_measurements,
+            )  # fmt: skip
+        except BaseException as error:
+            if here.is_main_process:
+                print(_keep_head(trainee, out, made.steps, write_head, command, error), file=sys.stderr)
             raise
     if not here.is_main_process:  # the main process writes the result
         return
-    save(trainee, held, out / "head", {"training": {"steps": progress.step, **facts, **progress.history[-1]}})
+    write_head(progress.step)
     first, last = progress.history[0]["tokens_per_step"], progress.history[-1]["tokens_per_step"]
     print(f"{out / 'head'}: a chain yields {last:.2f} tokens per step on held-out text, {first:.2f} before training")
-    print(f"specdec generate --model {model} --drafter {kind} -o head={out / 'head'}")
+    print(command)
 
 
-class _Bar:
-    """A progress bar on a terminal, and a line every ten seconds in a pipe."""
+def _keep_head(
+    trainee: Any, out: Path, steps: int, write_head: Callable[[int], None], command: str, error: BaseException
+) -> str:
+    """Writes the head of the last checkpoint after an interruption or an error.
 
-    def __init__(self, title: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    Args:
+        trainee: The trainee, which gets the checkpoint's weights.
+        out: Work folder.
+        steps: Steps of the whole run.
+        write_head: Writes the head, given the number of finished steps.
+        command: Command that uses the head.
+        error: What ended the training.
 
-        self._live, self._last, self._title = sys.stderr.isatty(), 0.0, title
-        self._mute = os.environ.get("RANK", "0") != "0"
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
-        )
-        self._bar = Progress(*columns, console=Console(stderr=True), disable=not self._live or self._mute)
-        self._task = self._bar.add_task(title, total=1.0, note="")
-
-    def __enter__(self) -> _Bar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def __call__(self, share: float, found: Any, left: float) -> None:
-        import time
-
-        note = f"loss {found['loss']:.3f}, {found.get('tokens_per_step', 1.0):.2f} tokens per step"
-        self._bar.update(self._task, completed=share, note=note)
-        if not self._live and not self._mute and (share >= 1 or time.monotonic() - self._last > 10):
-            self._last = time.monotonic()
-            print(f"{self._title}: {share:.0%}, {note}, {left:.0f} s left", file=sys.stderr, flush=True)
+    Returns:
+        A message: what there is, and how to continue.
+    """
+    what = "interrupted" if isinstance(error, KeyboardInterrupt) else "training failed"
+    step = restore_trainee(out, trainee)
+    if not step:
+        return f"specdec: {what} before the first checkpoint; there is no head yet"
+    try:
+        write_head(step)
+    except Exception as failure:
+        kept = f"the head could not be written: {failure}"
+    else:
+        kept = f"{out / 'head'} is the head so far; use it with\n  {command}"
+    return f"specdec: {what} after step {step} of {steps}; run the same command again to continue; {kept}"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from pickle import UnpicklingError
@@ -100,6 +101,51 @@ def save_checkpoint(accelerator: Any, folder: Path, identity: Mapping[str, Any])
         new.rename(here)
         shutil.rmtree(old, ignore_errors=True)
     accelerator.wait_for_everyone()
+
+
+@contextmanager
+def replaced_folder(place: Path) -> Iterator[Path]:
+    """Replaces a folder as a whole: a folder of another name is filled first, and an error leaves the old one.
+
+    Args:
+        place: The folder, which need not exist.
+
+    Yields:
+        An empty folder to fill.
+    """
+    new, old = place.with_name(f"{place.name}.partial"), place.with_name(f"{place.name}.old")
+    for each in (new, old):
+        shutil.rmtree(each, ignore_errors=True)
+    new.mkdir(parents=True)
+    yield new
+    if place.exists():
+        place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore_trainee(folder: Path, trainee: Any) -> int:
+    """Loads the weights of the last checkpoint into a trainee, without the state of the optimiser.
+
+    Args:
+        folder: Folder of the run.
+        trainee: The trainee.
+
+    Returns:
+        The step of the checkpoint; 0 if there is none that can be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    for place in _checkpoint_folders(folder):
+        if place.is_dir():
+            try:
+                tensors = load_file(place / "model.safetensors")
+                trainee.load_state_dict({name.removeprefix("module."): value for name, value in tensors.items()})
+            except (RuntimeError, OSError, SafetensorError):
+                return 0
+            return read_stored_step(folder)
+    return 0
 
 
 def load_checkpoint(accelerator: Any, folder: Path) -> None:

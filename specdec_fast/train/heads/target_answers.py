@@ -28,7 +28,8 @@ def generate_answers(
     seed: int,
     rank: int = 0,
     size: int = 1,
-    report: Callable[[int], None] = lambda count: None,
+    chat: bool = False,
+    report: Callable[[int, float], None] = lambda count, left: None,
 ) -> list[Path]:
     """Generates this process's share of the answers.
 
@@ -45,7 +46,8 @@ def generate_answers(
         seed: Seed of the first prompt.
         rank: Index of this process.
         size: Number of processes.
-        report: Called with the number of prompts that this process has finished.
+        chat: Whether each prompt is a question, to which the model's chat template is applied.
+        report: Called with the number of prompts that this process has finished, and the remaining seconds.
 
     Returns:
         Files of all batches, in order; those of other processes may not exist yet.
@@ -62,14 +64,22 @@ def generate_answers(
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     try:
         engine = load(model, tokenizer=tokenizer)
+        ends = engine.end_of_turn_ids if chat else ()
+        started = time.monotonic()
         for done, at in enumerate(own, 1):
             params = [
-                SamplingParams(temperature=temperature, seed=seed + at * BATCH + place, max_new_tokens=new_tokens)
+                SamplingParams(
+                    temperature=temperature,
+                    seed=seed + at * BATCH + place,
+                    max_new_tokens=new_tokens,
+                    stop_token_ids=tuple(ends),
+                )
                 for place in range(len(batches[at]))
             ]
-            handles = engine.generate(list(batches[at]), params)
+            handles = engine.generate(_encode(engine, batches[at], chat), params)
             _keep([handle for handle in handles if handle.error is None], files[at])
-            report(min(done * BATCH, len(own) * BATCH))
+            left = (len(own) - done) * (time.monotonic() - started) / done
+            report(min(done * BATCH, len(own) * BATCH), left)
     finally:
         if attention is not None:
             model.set_attn_implementation(attention)
@@ -94,6 +104,13 @@ def load_answers(files: Sequence[Path]) -> np.ndarray:
     if not len(row):
         raise ValueError("training prompts: got none that the target can answer; expected texts below its context")
     return row
+
+
+def _encode(engine: Any, prompts: Sequence[str], chat: bool) -> list[Any]:
+    """Returns prompts as they are, or the token ids of conversations that begin with them."""
+    if not chat:
+        return list(prompts)
+    return [engine.encode_chat([{"role": "user", "content": prompt}]) for prompt in prompts]
 
 
 def _keep(handles: Sequence[Any], file: Path) -> None:

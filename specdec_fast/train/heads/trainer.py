@@ -29,12 +29,13 @@ from specdec_fast.train.heads.run_checkpoint import (
 )
 from specdec_fast.train.heads.settings import Progress, Settings
 from specdec_fast.train.heads.target_states import TargetStates
-from specdec_fast.train.token_batches import blocks
+from specdec_fast.train.heads.time_left import TimeLeft
+from specdec_fast.train.token_batches import blocks, cut_block
 
 log = logging.getLogger("specdec_fast")
 
 Report = Callable[[float, Mapping[str, float], float], None]
-"""Receives the share of finished steps, the last measurements, and the seconds left."""
+"""Receives the share of finished steps, the last measurements, and the seconds left (NaN until measured)."""
 
 
 def create_accelerator(settings: Settings) -> Any:
@@ -62,6 +63,10 @@ def fit(
     report: Report = lambda share, measurements, left: None,
     *,
     measured: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
+    measuring: Callable[[int, int], None] = lambda done, count: None,
+    beginning: Sequence[int] = (),
+    final_measurements: int = 0,
+    progress: Progress | None = None,
     facts: Mapping[str, Any] = MappingProxyType({}),
     stop_after: int | None = None,
 ) -> Progress:
@@ -81,6 +86,10 @@ def fit(
         folder: Folder of the checkpoints.
         report: Called after every step.
         measured: Called with the history by the first process, at the start and after every measurement.
+        measuring: Called with the number of measured blocks of held-out text, and the number of all.
+        beginning: Special tokens with which every block begins, as prompts do; see `token_batches.cut_block`.
+        final_measurements: Passes over the held-out text that the caller makes afterwards, for the remaining time.
+        progress: Receives the progress, so that the caller has it after an exception too.
         facts: Everything else that identifies the run, as JSON values; see `check_same_run`.
         stop_after: Ends this call after that many steps, with a checkpoint.
 
@@ -103,15 +112,18 @@ def fit(
         weight_decay=settings.weight_decay,
     )
     wrapped, optimiser = accelerator.prepare(trainee, optimiser)
-    progress = Progress()
+    progress = progress or Progress()
     accelerator.register_for_checkpointing(progress)
     load_checkpoint(accelerator, folder)
     started, earlier_seconds, first_step = time.monotonic(), progress.seconds, progress.step
     last_checkpoint, checkpoint_seconds, step_seconds = started, 0.0, 0.0
+    time_left = TimeLeft(settings.steps, settings.measure_every, final_measurements)
     size, rank, device = accelerator.num_processes, accelerator.process_index, accelerator.device
 
     def measure() -> None:
-        measurements = _measure_held_out(wrapped, held, settings, device)
+        began = time.monotonic()
+        measurements = _measure_held_out(wrapped, held, settings, device, beginning, measuring)
+        time_left.add_measurement(time.monotonic() - began)
         progress.history.append(
             {"step": progress.step, **({"loss": progress.loss} if progress.step else {}), **measurements}
         )
@@ -124,16 +136,21 @@ def fit(
             except OSError as error:  # other processes wait for this one, and the checkpoint has the history too
                 log.warning("training: the measurements could not be written: %s", error)
 
-    with held_interrupt() as stop:
+    note = "specdec: stopping after this step; press Ctrl-C again to stop at once\n"
+    with held_interrupt(note if accelerator.is_main_process else "") as stop:
         if progress.history:
             report_history()
         else:
             measure()
+        if stop[0] and size == 1 and not progress.step:
+            raise KeyboardInterrupt  # nothing is trained yet
         while progress.step < settings.steps:
             step_began = time.monotonic()
             for group in optimiser.param_groups:
                 group["lr"] = settings.rate(progress.step)
-            tokens = blocks(row, progress.step * size + rank, settings.batch, settings.length, settings.seed).to(device)
+            tokens = blocks(
+                row, progress.step * size + rank, settings.batch, settings.length, settings.seed, beginning
+            ).to(device)
             with accelerator.autocast():
                 loss, _ = wrapped(tokens)
             accelerator.backward(loss)
@@ -150,6 +167,7 @@ def fit(
                 torch.stack([loss.detach().float() / size, *torch.tensor([float(due), float(stop[0])]).to(device)])
             ).tolist()
             step_seconds = time.monotonic() - step_began
+            time_left.add_step(step_seconds)
             if mean != mean:
                 raise ValueError(
                     f"training: the loss of step {progress.step}: got NaN; expected a number; lower the learning rate"
@@ -163,7 +181,8 @@ def fit(
                 save_checkpoint(accelerator, folder, {**run_identity(settings, facts), "step": progress.step})
                 last_checkpoint = time.monotonic()
                 checkpoint_seconds = last_checkpoint - began
-            left = (settings.steps - progress.step) * (time.monotonic() - started) / max(progress.step - first_step, 1)
+                time_left.add_checkpoint(checkpoint_seconds)
+            left = time_left.seconds(progress.step)
             report(progress.step / settings.steps, {**progress.history[-1], "loss": progress.loss}, left)
             if halt:
                 raise KeyboardInterrupt
@@ -176,7 +195,12 @@ def fit(
 
 @torch.no_grad()
 def _measure_held_out(
-    trainee: nn.Module, held: np.ndarray, settings: Settings, device: torch.device
+    trainee: nn.Module,
+    held: np.ndarray,
+    settings: Settings,
+    device: torch.device,
+    beginning: Sequence[int],
+    measuring: Callable[[int, int], None],
 ) -> dict[str, float]:
     """Returns mean measurements over the held-out tokens with loss, equal in every process."""
     length = settings.length
@@ -184,12 +208,13 @@ def _measure_held_out(
     total: dict[str, float] = {}
     counted = 0
     trainee.eval()
-    for start in starts:
-        tokens = torch.from_numpy(held[start : start + length + 1].astype(np.int64))[None].to(device)
+    for done, start in enumerate(starts, 1):
+        tokens = torch.from_numpy(cut_block(held, start, length, beginning))[None].to(device)
         loss, measurements = trainee(tokens)
         count = int((tokens[:, 2:] >= 0).sum())  # no head predicts the first two
         counted += count
         for name, value in {"held_loss": loss, **measurements}.items():
             total[name] = total.get(name, 0.0) + float(value) * count
+        measuring(done, len(starts))
     trainee.train()
     return {name: value / max(counted, 1) for name, value in total.items()}

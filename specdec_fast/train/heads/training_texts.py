@@ -11,11 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from specdec_fast.engine.prompts import added_beginning
+
 _BATCH = 256
 
 
 def make_token_row(texts: Iterable[str], tokenizer: Any) -> np.ndarray:
-    """Tokenizes documents into one row, with an end token before each if the tokenizer has one.
+    """Tokenizes documents into one row.
+
+    Each document begins as a prompt does, with the special tokens that the tokenizer adds. An end token is before it if
+    the tokenizer has one.
 
     Returns:
         Tokens, int32 [N].
@@ -23,13 +28,15 @@ def make_token_row(texts: Iterable[str], tokenizer: Any) -> np.ndarray:
     Raises:
         ValueError: If there is no document.
     """
-    end = getattr(tokenizer, "eos_token_id", None)
+    end, beginning = getattr(tokenizer, "eos_token_id", None), added_beginning(tokenizer)
+    between = [] if end is None or beginning[:1] == [end] else [end]
     parts: list[np.ndarray] = []
     batch: list[str] = []
 
     def flush() -> None:
         for ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"] if batch else ():
-            parts.append(np.asarray([*(() if end is None else (end,)), *ids], dtype=np.int32))
+            before = [] if ids[: len(beginning)] == beginning else beginning  # some texts have it already
+            parts.append(np.asarray([*between, *before, *ids], dtype=np.int32))
         batch.clear()
 
     for text in texts:

@@ -71,7 +71,10 @@ def whole(request: pytest.FixtureRequest, text: Path, tmp_path_factory: pytest.T
 def test_the_command_writes_a_head_as_published(whole: Run) -> None:
     """The saved bfloat16 head drafts like the trained head rounded to bfloat16."""
     name, out = whole.name, whole.out
-    assert f"specdec generate --model demo-target --drafter {name} -o head={out / 'head'}" in whole.shown
+    assert (
+        f"specdec generate 'Once upon a time' --model demo-target --drafter {name} -o head={out / 'head'}"
+        in whole.shown
+    )
     assert (out / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     history = json.loads((out / "history.json").read_text())
     assert [each["step"] for each in history] == [0, 3, 6]

@@ -119,7 +119,7 @@ def test_the_command_writes_head_tree_and_curve(
     options: dict[str, Any] = {"out": out, "steps": 6, "batch": 2, "length": 32, "heads": 2, "nodes": 5, "lr": 5e-3}
     train_medusa([text], layout="vllm", own_lm_head=False, **options)
     shown = capsys.readouterr().out
-    assert f"specdec generate --model demo-target --drafter medusa -o head={out / 'head'}" in shown
+    assert f"specdec generate 'Once upon a time' --model demo-target --drafter medusa -o head={out / 'head'}" in shown
     assert (out / "curve.png").exists() and len(json.loads((out / "history.json").read_text())) == 2
     config = json.loads((out / "head" / "config.json").read_text())
     assert config["num_heads"] == 2 and config["original_lm_head"] and config["training"]["steps"] == 6

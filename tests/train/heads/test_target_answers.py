@@ -52,7 +52,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_prompts_and_answers_are_in_order_without_failed_prompts(tmp_path: Path, asked: list[list[str]]) -> None:
     model, reported = models.own("llama"), []
-    row = load_answers(generate_answers(model, Letters(), PROMPTS, tmp_path / "a", **HOW, report=reported.append))
+    row = load_answers(
+        generate_answers(
+            model, Letters(), PROMPTS, tmp_path / "a", **HOW, report=lambda count, left: reported.append(count)
+        )
+    )
     assert asked == [PROMPTS[:2], PROMPTS[2:4], PROMPTS[4:]] and reported == [2, 4, 6]
     assert model.config._attn_implementation != attention.NAME, "the model's attention is its own again"
     at = 0
@@ -70,7 +74,7 @@ def test_a_killed_run_continues_and_gives_the_same_tokens(tmp_path: Path, asked:
     """What was asked before is not asked again; a file cut off in the middle of being written counts for nothing."""
     want = load_answers(generate_answers(models.own("llama"), Letters(), PROMPTS, tmp_path / "whole", **HOW))
 
-    def stop(count: int) -> None:
+    def stop(count: int, left: float) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

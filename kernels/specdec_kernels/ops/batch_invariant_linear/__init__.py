@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op, lazy_import
+from .layout import stores_by_input
 from .reference import batch_invariant_linear as _reference
 
 
@@ -26,4 +27,4 @@ batch_invariant_linear = Op(
     key=_key,
 )
 
-__all__ = ["batch_invariant_linear"]
+__all__ = ["batch_invariant_linear", "stores_by_input"]
