@@ -94,7 +94,7 @@ def generate(
     device_map: options.DeviceMap = None,
     threads: options.Threads = None,
     compile: options.Compile = False,
-    fused_forward: options.FusedForward = False,
+    fused_forward: options.FusedForward = None,
     as_json: options.Json = False,
     logprobs: options.Logprobs = None,
     stats: Annotated[

@@ -38,7 +38,7 @@ class Setup:
     dtype: str
     device: str
     compile: bool
-    fused_forward: bool = False
+    fused_forward: bool | None = None
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     budget: str = "fixed"
     adapter: str | None = None
@@ -90,7 +90,7 @@ def resolve(
     dtype: str,
     device: str,
     compile: bool,
-    fused_forward: bool = False,
+    fused_forward: bool | None = None,
     drafter_option: list[str] | None = None,
     budget: str = "fixed",
     adapter: str | None = None,
@@ -110,7 +110,7 @@ def resolve(
         dtype: Option `--dtype`.
         device: Option `--device`.
         compile: Option `--compile`.
-        fused_forward: Option `--fused-forward`.
+        fused_forward: Option `--fused-forward`; None where it is possible.
         drafter_option: Options `--drafter-option`.
         budget: Option `--budget`.
         adapter: Option `--adapter`.

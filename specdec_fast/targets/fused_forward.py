@@ -1,4 +1,7 @@
-"""Forward passes of Llama-like models in one operator call, and chains. Tests: tests/targets/test_fused_forward.py."""
+"""Forward passes of Llama, Mistral, Qwen and Gemma models in one operator call, and chains.
+
+Tests: tests/targets/test_fused_forward.py.
+"""
 
 from __future__ import annotations
 

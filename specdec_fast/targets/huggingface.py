@@ -25,6 +25,7 @@ from specdec_fast.targets.model_lease import ModelLease
 from specdec_fast.targets.model_state import unchanged_on_error
 from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
 from specdec_fast.targets.output_scaling import OutputScaling, find_output_scaling
+from specdec_fast.targets.packed_forward import build_packed_forward
 from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.torch_compile import compile_forward
 from specdec_fast.targets.weight_changes import WeightChanges
@@ -191,6 +192,15 @@ class HuggingFaceTarget:
             )
         if self.why_not_fused is not None and compile:
             self._logits = compile_forward(self._plain_logits)
+
+    def run_modules(self, reason: str) -> None:
+        """Runs passes by the model's modules from now on.
+
+        Args:
+            reason: Why, for `why_not_fused`.
+        """
+        if isinstance(self._logits, FusedForward):
+            self.why_not_fused, self._logits = reason, self._plain_logits
 
     def extend(
         self,
@@ -378,23 +388,3 @@ class HuggingFaceTarget:
         if self._scaling is None:
             raise UnsupportedModelError(str(self.why_no_lm_head))
         return self._scaling(self.model.get_output_embeddings()(hidden)[..., : self.vocab_size])
-
-
-def build_packed_forward(model: PreTrainedModel) -> Callable[..., Tensor]:
-    """Returns a packed pass of a model: tokens int64 [M] to logits [M, V], or [N, V] of `wanted` nodes int64 [N].
-
-    It is one function for the compiler: the code around the model's forward costs a small pass more than some layers.
-    """
-
-    def run(tokens: Tensor, positions: Tensor, wanted: Tensor | None, packed: attention.PackedContext) -> Tensor:
-        output = model.forward(
-            input_ids=tokens.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=0 if wanted is None else wanted,
-            packed=packed,
-        )
-        logits: Tensor = output.logits[0]
-        return logits
-
-    return run

@@ -77,7 +77,9 @@ def made(
     depth = place - torch.tensor(lengths)[row] if causal else plan.depth[: len(row)].long()
     positions = torch.cat([torch.tensor(lengths)[row] + depth, torch.zeros(tail, dtype=torch.int64)])
     each_position = torch.arange(float(max(lengths) + max(counts) + 1), dtype=torch.float64)[:, None]
-    angles = [each_position / base ** torch.arange(width // 2) for base in ((7.0, 3.0) if "rotary" in options else (7.0,))]
+    angles = [
+        each_position / base ** torch.arange(width // 2) for base in ((7.0, 3.0) if "rotary" in options else (7.0,))
+    ]
     offset = 1.0 if "offset" in options else 0.0
 
     def norm(size: int) -> Tensor:

@@ -225,9 +225,16 @@ def test_another_backend_can_be_selected() -> None:
     assert "q_proj is Linear; expected BatchInvariantLinear" in str(target.why_not_fused)
 
 
-def test_drafts_are_fused_by_default_and_targets_on_request(tmp_path: Path) -> None:
+def test_models_are_fused_where_it_is_possible() -> None:
     engine: Any = load("demo-target", "demo-draft", max_length=64, max_rows=1)
-    assert engine.target.why_not_fused == "it was not requested" and engine.drafter.model.why_not_fused is None
+    assert engine.target.fused_forward is not None and engine.drafter.model.fused_forward is not None
+    engine = load("demo-target", max_length=64, max_rows=1, fused_forward=False)
+    assert engine.target.why_not_fused == "it was not requested" and engine.target.fused_forward is None
+    engine = load("demo-target", max_length=64, max_rows=1, drafter="recycling")
+    assert engine.target.fused_forward is None
+    assert "drafter 'recycling' reads hidden states" in engine.target.why_not_fused
+    engine = load("demo-target", max_length=64, max_rows=1, compile=True)
+    assert engine.target.fused_forward is None
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, compile=True, fused_forward=True)
     assert isinstance(engine.target._logits, FusedForward) and isinstance(engine.drafter.model._logits, FusedForward)
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, dtype="bfloat16")

@@ -235,7 +235,7 @@ class DecoderTable:
         parts = [each for layer in self.layers for each in _weights(layer) if each is not None]
         rest += [each for each in parts if each.dim() == 1]
         if not all(each.is_contiguous() for each in rest):
-            return "the embedding, a norm, a bias, the rotary table or a cache is strided; expected contiguous ones"
+            return "the embedding, a norm, a bias, a rotary table or a cache is strided; expected contiguous ones"
         everywhere = [*rest, self.head, *parts]
         elsewhere = next((str(each.device) for each in everywhere if not each.is_cpu), None)
         if elsewhere is not None:
