@@ -214,8 +214,8 @@ class DecoderTable:
             raise ValueError(f"{_OP}: activation is {numbers.activation!r}; expected one of {', '.join(ACTIVATIONS)}")
         if numbers.softcap < 0 or numbers.logits_softcap < 0:
             raise ValueError(
-                f"{_OP}: softcap is {numbers.softcap} and logits_softcap {numbers.logits_softcap}; expected 0 for none, "
-                "or a positive number"
+                f"{_OP}: softcap is {numbers.softcap} and logits_softcap {numbers.logits_softcap}; expected 0 for "
+                "none, or a positive number"
             )
 
     def _find_obstacle(self) -> str | None:
