@@ -18,6 +18,7 @@ _HOME = {  # exported name -> module that defines it
     "ProposalKind": "core.proposal_kind",
     "Engine": "engine.engine",
     "Handle": "engine.request",
+    "LogitsProcessor": "sampling.custom_processors",
     "HuggingFaceTarget": "targets.huggingface",
     "TokenDistributions": "core.distributions",
     "Needs": "interfaces",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from specdec_fast.interfaces import Rng as Rng
     from specdec_fast.loading import load as load
     from specdec_fast.rules import get_rule as get_rule
+    from specdec_fast.sampling.custom_processors import LogitsProcessor as LogitsProcessor
     from specdec_fast.sampling.params import SamplingParams as SamplingParams
     from specdec_fast.targets.huggingface import HuggingFaceTarget as HuggingFaceTarget
 

@@ -9,8 +9,12 @@ from collections.abc import Collection
 _FIELDS = (
     "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "min_new_tokens", "stop", "ignore_eos",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_token_ids", "logprobs",
+    "bad_words", "no_repeat_ngram_size",
 )  # fmt: skip
-_FLAGS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS} | {"banned_token_ids": "--ban"}
+_FLAGS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS} | {
+    "banned_token_ids": "--ban",
+    "bad_words": "--bad-word",
+}
 _UNMISTAKABLE = re.compile(rf"\b({'|'.join(name for name in _FIELDS if '_' in name)})\b")
 _OF_COMMAND = re.compile(r"^(?:drafter \w+: )?(model|draft|adapter|device_map|rule|dtype|budget|chat_template): got")
 NAMED = (

@@ -78,6 +78,8 @@ def generate(
     frequency_penalty: options.FrequencyPenalty = 0.0,
     logit_bias: options.LogitBias = None,
     ban: options.Ban = None,
+    bad_word: options.BadWord = None,
+    no_repeat_ngram_size: options.NoRepeatNgramSize = 0,
     regex: options.Regex = None,
     json_schema: options.JsonSchema = None,
     max_new_tokens: Annotated[

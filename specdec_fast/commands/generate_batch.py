@@ -289,7 +289,8 @@ class Job:
     def _described(self, entry: Entry, handle: Handle) -> dict[str, Any]:
         """Describes a request as JSON values; log-probabilities include the text of their tokens."""
         tokenizer, found = self.engine.tokenizer, handle.as_dict()
-        for each in found.get("logprobs", ()):
+        scored = [each for each in found.get("prompt_logprobs", ()) if each is not None]
+        for each in (*found.get("logprobs", ()), *scored):
             for token in (each, *each["top"]):
                 token["text"] = None if tokenizer is None else tokenizer.decode([token["token"]])
         named = {} if entry.id is None else {"id": entry.id}

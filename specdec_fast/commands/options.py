@@ -234,6 +234,24 @@ Ban = Annotated[
     list[int] | None,
     typer.Option("--ban", metavar="ID", help="Never generate token ID; may be repeated.", rich_help_panel=SAMPLING),
 ]
+BadWord = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bad-word",
+        metavar="TEXT",
+        help="Never complete the tokens of TEXT, with or without a space before it; may be repeated.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+NoRepeatNgramSize = Annotated[
+    int,
+    typer.Option(
+        "--no-repeat-ngram-size",
+        metavar="N",
+        help="Repeat no sequence of N tokens of prompt and text; 0 is off.",
+        rich_help_panel=SAMPLING,
+    ),
+]
 Regex = Annotated[
     str | None,
     typer.Option(

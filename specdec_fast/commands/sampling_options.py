@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from specdec_fast.sampling.params import SamplingParams
 
-_FIELDS = {"ban": "banned_token_ids"}
+_FIELDS = {"ban": "banned_token_ids", "bad_word": "bad_words"}
 """Parameter of a command -> its field of `SamplingParams`, where the names differ."""
 _OF_THE_MODEL = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
 """Fields by which one sees that sampling was chosen on the command line."""
@@ -36,6 +36,7 @@ def read_params(ctx: typer.Context) -> SamplingParams:
         "stop": tuple(unescape(text) for text in found["stop"] or ()),
         "logit_bias": read_bias(found["logit_bias"]),
         "banned_token_ids": tuple(found["ban"] or ()),
+        "bad_words": tuple(unescape(text) for text in found["bad_word"] or ()),
     }
     names = {each.name for each in fields(SamplingParams)}
     return SamplingParams(**{name: value for name, value in found.items() if name in names})

@@ -15,14 +15,17 @@ from specdec_fast.commands import options
 from specdec_fast.commands.json_output import print_json
 from specdec_fast.commands.tune_head_layers import head_layers
 from specdec_fast.commands.tune_tree import tree
+from specdec_fast.core.shell_commands import generate_command
 from specdec_fast.extras import require
 
 if TYPE_CHECKING:
     from specdec_fast.targets.skipped_layers import SkippedLayers
-    from specdec_fast.tune.skipped_layers_search import Trial
+    from specdec_fast.tune.skipped_layers_search import Trial, Verdict
 
 app = typer.Typer(help="Tune layers, trees and heads of a drafter by measurement.", no_args_is_help=True)
 METHODS = ("bayes", "similarity")
+_FINALISTS = 3
+_ADVICE = "use --drafter suffix or ngram"
 _PROMPTS = 8  # prompts of the bundled workload, and rows for hidden-state similarity
 
 
@@ -38,6 +41,9 @@ app.command()(head_layers)
 @app.command()
 def layers(
     model: options.Model = "demo-target",
+    adapter: options.Adapter = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     method: Annotated[
         str,
         typer.Option(
@@ -57,6 +63,9 @@ def layers(
     lines: Annotated[bool, typer.Option("--lines", help="Treat every line of the file as a prompt.")] = False,
     new_tokens: Annotated[int, typer.Option(help="Tokens to decode per prompt and measurement.")] = 32,
     repeats: Annotated[int, typer.Option(help="Measurements per trial; their spread estimates the noise.")] = 2,
+    rounds: Annotated[
+        int, typer.Option(help="Measurements of the winner at the end, which decide whether it pays; at least 3.")
+    ] = 6,
     stop: Annotated[str, typer.Option(help="Stop criterion of drafts: adaptive, fixed or threshold.")] = "adaptive",
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     out: Annotated[
@@ -71,7 +80,8 @@ def layers(
 ) -> None:
     """Find the attention and MLP sub-blocks that the drafter layer_skip should skip (extra: tune).
 
-    An interrupted search continues when the same command runs again.
+    The winner is measured anew. If its gain is within the noise, the command says so and ends with exit code 1. An
+    interrupted search continues when the same command runs again.
     """
     if method not in METHODS:
         from specdec_kernels.unknown_names import unknown_name
@@ -79,22 +89,27 @@ def layers(
         raise ValueError(unknown_name("--method", method, METHODS))
     if trials < 1:
         raise ValueError(f"--trials: got {trials}; expected at least 1")
+    if rounds < 3:
+        raise ValueError(f"--rounds: got {rounds}; expected at least 3, for an interval")
     require("tune", "tune layers", *(("matplotlib",) if method == "similarity" else ()))
     import torch
 
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.terminal_output import counted
-    from specdec_fast.targets.skipped_layers import choice_path, write_layers
+    from specdec_fast.targets.skipped_layers import OWN_FIELDS, choice_path, read_layers, write_layers
+    from specdec_fast.tune.confidence import CONFIDENCE
     from specdec_fast.tune.search_plot import search_chart
     from specdec_fast.tune.skipped_layers_by_similarity import similar_choices
-    from specdec_fast.tune.skipped_layers_search import Bench, best_of, confirm, search
+    from specdec_fast.tune.skipped_layers_search import Bench, best_of, confirm, judge, search
+    from specdec_fast.tune.time_left import TrialClock
 
     if plot is not None:  # before the slow part
         plot.parent.mkdir(parents=True, exist_ok=True)
     open_engine.quiet()
     setup = open_engine.resolve(
         model=model, draft=None, drafter=open_engine.NO_DRAFTER, rule="replay", draft_tokens=None,
-        dtype=dtype, device=device, compile=False,
+        dtype=dtype, device=device, compile=False, adapter=adapter, revision=revision,
+        trust_remote_code=trust_remote_code,
     )  # fmt: skip
     engine = open_engine.open_engine(setup, threads=threads, max_rows=_PROMPTS)
     target: Any = engine.target
@@ -102,7 +117,8 @@ def layers(
     place = out or choice_path(target.model_id or model)
     count = target.num_layers
     settings = {"model": model, "dtype": dtype, "device": device, "threads": torch.get_num_threads(), "stop": stop,
-                "new_tokens": new_tokens, "prompts": len(prompts), "prompt_ids": _fingerprint(prompts)}  # fmt: skip
+                "new_tokens": new_tokens, "prompts": len(prompts), "prompt_ids": _fingerprint(prompts),
+                "adapter": adapter, "revision": revision}  # fmt: skip
     done = [] if fresh else _resumed(place, count, settings)
     if done:
         _say(f"{place}: {counted(len(done), 'trial')} of earlier runs", as_json)
@@ -110,22 +126,26 @@ def layers(
         target, prompts, new_tokens=new_tokens, repeats=repeats, stop=stop, eos_token_ids=engine.eos_token_ids
     )
     found = list(done)
+    clock = TrialClock(_FINALISTS + rounds)
 
     def keep(trial: Trial, what: str, last: int) -> None:
         found.append(trial)
         best = best_of(found)
         facts = {**settings, "repeats": repeats, "cost": best.cost, "noise": best.noise, "tau": best.tau,
                  "trials": [each.as_json() for each in found]}  # fmt: skip
-        write_layers(place, best.skip, count, facts)
+        write_layers(place, best.skip, count, {**facts, "pays": None})  # not judged yet
         _say(
             f"{what} {len(found)} of {last}: {trial.cost:.3f} of plain decoding's {trial.plain_ms:.2f} ms/token "
             f"(noise {trial.noise:.3f}), tau {trial.tau:.2f}, {len(trial.skip)} of {2 * count} skipped; "
-            f"best {best.cost:.3f}",
+            f"best {best.cost:.3f}{clock.after_trial(last - len(found) if what == 'trial' else None)}",
             as_json,
         )
 
-    def run_search() -> None:
-        similar = [each.skip for each in similar_choices(target, [prompt[-512:] for prompt in prompts[:_PROMPTS]])]
+    def run_search() -> Verdict:
+        _say(f"{counted(len(prompts), 'prompt')}: comparing hidden states of all layers", as_json)
+        ranked = similar_choices(target, [prompt[-512:] for prompt in prompts[:_PROMPTS]])
+        similar = [each.skip for each in ranked if each.skip]
+        clock.start()
         if method == "bayes":
             for trial in search(bench, count, trials, done=done, starts=_starts(similar, count, trials), seed=seed):
                 keep(trial, "trial", trials)
@@ -136,38 +156,54 @@ def layers(
             for skip in selected:
                 keep(bench(skip), "trial", len(done) + len(selected))
         if len(found) > len(done):
-            again = confirm(bench, found)
+            again = confirm(bench, found, _FINALISTS)
             last = len(found) + len(again)
             for trial in again:
                 keep(trial, "again", last)
+        _say(f"measuring the best anew, at most {rounds} times{clock.of(rounds)}", as_json)
+        return judge(bench, best_of(found).skip, rounds)
 
     try:
-        run_search()
+        verdict = run_search()
     except KeyboardInterrupt:
         again = f"run the same command{' without --fresh' if fresh else ''} again to continue"
         kept = f"; the best of them is in {place}; {again}" if found else ""
         print(f"specdec: interrupted after {counted(len(found), 'trial')}{kept}", file=sys.stderr)
         raise typer.Exit(130) from None
     best = best_of(found)
+    facts = {name: value for name, value in read_layers(place).items() if name not in OWN_FIELDS}
+    interval = [verdict.cost.low, verdict.cost.high]
+    write_layers(place, verdict.skip, count, {**facts, "pays": verdict.pays, "interval": interval})
     picture = plot or place.with_suffix(".png")
     picture.write_bytes(search_chart(found, best, count, f"{model}: sub-blocks that layer_skip skips"))
     noise = [trial.noise for trial in found]
+    use = {"--model": model, "--adapter": adapter, "--revision": revision, "--trust-remote-code": trust_remote_code,
+           "--dtype": None if dtype == "float32" else dtype, "--device": None if device == "cpu" else device,
+           "--threads": threads, "--drafter": "layer_skip"}  # fmt: skip
+    command = generate_command(use, {"layers": str(place), **({} if stop == "adaptive" else {"stop": stop})})
     report = {
         "model": model,
         "file": str(place),
         "plot": str(picture),
         "trials": len(found),
-        "attention": list(best.skip.attention),
-        "mlp": list(best.skip.mlp),
-        "cost": best.cost,
+        "attention": list(verdict.skip.attention),
+        "mlp": list(verdict.skip.mlp),
+        "cost": verdict.cost.mean,
+        "interval": interval,
+        "confidence": CONFIDENCE,
+        "rounds": verdict.rounds,
         "noise": max(best.noise, sum(noise) / len(noise)),
-        "tau": best.tau,
-        "pays": best.cost < 1,
+        "tau": verdict.tau,
+        "pays": verdict.pays,
+        "command": command if verdict.pays else None,
+        "advice": None if verdict.pays else _ADVICE,
     }
     if as_json:
         print_json(report)
     else:
-        print(_summary(report, count))
+        print(_summary(report, count, str(verdict.cost), command))
+    if not verdict.pays:
+        raise typer.Exit(1)
 
 
 def _read(file: str | None, lines: bool) -> Sequence[Any]:
@@ -225,27 +261,36 @@ def _spread(choices: Sequence[SkippedLayers], count: int) -> list[SkippedLayers]
 
 
 def _starts(similar: Sequence[SkippedLayers], num_layers: int, trials: int) -> list[SkippedLayers]:
-    """Returns the first selections of the search: none, the middle, and a few by hidden states."""
+    """Returns the first selections of the search: the middle, and a few by hidden states."""
     from specdec_fast.targets.skipped_layers import SkippedLayers
 
-    return [SkippedLayers(), SkippedLayers.middle(num_layers), *_spread(similar[1:-1], max(trials // 5, 1))]
+    return [SkippedLayers.middle(num_layers), *_spread(similar[:-1], max(trials // 5, 1))]
 
 
 def _say(line: str, as_json: bool) -> None:
     print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
-def _summary(report: dict[str, Any], num_layers: int) -> str:
+def _summary(report: dict[str, Any], num_layers: int, cost: str, command: str) -> str:
+    """Returns the result in words.
+
+    Args:
+        report: Fields of the JSON output.
+        num_layers: Layers of the target.
+        cost: Cost of the winner with its interval.
+        command: Command that uses the winner.
+    """
     from specdec_fast.commands.terminal_output import counted
 
-    verdict = (
-        "use it with `specdec generate --drafter layer_skip`"
-        if report["pays"]
-        else "no selection was faster than plain decoding here"
-    )
+    measured = counted(report["rounds"], "round")
+    skipped = f"skipped of {num_layers} layers: attention {report['attention']}, MLP {report['mlp']}"
+    files = f"{report['file']}, {report['plot']}"
+    if report["pays"]:
+        return (
+            f"best of {counted(report['trials'], 'trial')}: {cost} of plain decoding's time per token (95 % interval, "
+            f"{measured}), tau {report['tau']:.2f}\n{skipped}\n{files}; use it with\n{command}"
+        )
     return (
-        f"best of {counted(report['trials'], 'trial')}: {report['cost']:.3f} of plain decoding's time per token "
-        f"(noise {report['noise']:.3f}), tau {report['tau']:.2f}\n"
-        f"skipped of {num_layers} layers: attention {report['attention']}, MLP {report['mlp']}\n"
-        f"{report['file']}, {report['plot']}: {verdict}"
+        f"no set of layers pays on this model: the best of {counted(report['trials'], 'trial')} takes {cost} of plain "
+        f"decoding's time per token (95 % interval, {measured}), tau {report['tau']:.2f}; {_ADVICE}\n{skipped}\n{files}"
     )

@@ -30,7 +30,6 @@ FOREIGN_ARGUMENTS = {
         "min_tokens": "min_new_tokens",
         "n": "pass the prompt n times to generate, each time with another seed",
         "best_of": "pass the prompt that often to generate and choose among the texts",
-        "bad_words": "banned_token_ids",
         "guided_decoding": "grammar",
         "structured_outputs": "grammar",
         "max_length": "set max_new_tokens, which does not count the prompt",
@@ -39,7 +38,7 @@ FOREIGN_ARGUMENTS = {
         "num_return_sequences": "pass the prompt that often to generate, each time with another seed",
         "stop_strings": "stop",
         "eos_token_id": "stop_token_ids",
-        "bad_words_ids": "banned_token_ids",
+        "bad_words_ids": "bad_words",
     },
     "Engine.generate": {
         "sampling_params": "params",

@@ -27,6 +27,7 @@ from specdec_fast.engine.cuda_graph.eligibility import (
 )
 from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
 from specdec_fast.engine.drafter_runner import DrafterRunner
+from specdec_fast.engine.drafter_speed import DrafterSpeed
 from specdec_fast.engine.output_processor import collect_row_outputs, emit_tokens, graph_row_output
 from specdec_fast.engine.prompts import Prompt, encode_prompt
 from specdec_fast.engine.request import Handle, create_handle, resolve_params
@@ -114,6 +115,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         if (close := getattr(target, "close", None)) is not None:
             self.on_close(close)
         self._drafter_runner = DrafterRunner(drafter, policy, self._running, self.rule, target.vocab_size)
+        self._drafter_speed = DrafterSpeed(getattr(drafter, "name", ""), policy.name)
         if drafter is not None and not self.rule.lossless:  # plain decoding samples from the target under every rule
             log.warning("rule %s is lossy: texts do not have the target's distribution", self.rule.name)
         device = self.state.device
@@ -296,8 +298,11 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         try:
             with clock.time("observe"):
                 self._drafter_runner.observe(state, draft, acceptance, output)
-            drafting = clock.seconds["propose"] + clock.seconds["observe"]
-            self._drafter_runner.observe_outcomes(rows, outcomes, drafting, clock.verifying)
+            seconds = clock.seconds["propose"] + clock.seconds["observe"]
+            self._drafter_runner.observe_outcomes(rows, outcomes, seconds, clock.verifying)
+            drafting = any(handle.num_draft_tokens for handle in handles) and self.drafter is not None
+            if drafting and not any(handle.finished for handle in handles):
+                self._drafter_speed.observe(target, state, rows, sum(map(len, kept)), clock)
         finally:
             self._account_and_retire(handles, clock)
 

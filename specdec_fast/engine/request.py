@@ -34,6 +34,8 @@ class Handle:
         tokens: Generated token ids.
         origins: Origin of each token: "accepted", "recovered", "bonus", or "plain" if nothing was drafted.
         logprobs: Log-probability of each token, if the parameters ask for it.
+        prompt_logprobs: Log-probability of each prompt token, None for the first one. None before the prompt was
+            computed, and if the parameters do not ask for it.
         finish_reason: "eos", "stop", "length", "cancelled" or "error"; None while the request is queued or running.
         error: The exception that ended the request, or None.
         stats: Counters of the request.
@@ -51,6 +53,7 @@ class Handle:
     tokens: list[int] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     finish_reason: str | None = None
     error: Exception | None = None
     stats: RequestStats = field(default_factory=RequestStats)
@@ -141,7 +144,8 @@ class Handle:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the results for JSON."""
-        has_logprobs = self.params.logprobs is not None
+        has_logprobs, scores = self.params.logprobs is not None, self.prompt_logprobs
+        prompt = None if scores is None else [None if each is None else each.as_dict() for each in scores]
         return {
             "text": self.text,
             "tokens": list(self.tokens),
@@ -151,6 +155,7 @@ class Handle:
             "seed": self.params.seed,
             "stats": self.stats.as_dict(),
             **({"logprobs": [each.as_dict() for each in self.logprobs]} if has_logprobs else {}),
+            **({"prompt_logprobs": prompt} if prompt is not None else {}),
         }
 
 
@@ -186,6 +191,7 @@ def create_handle(
     if not is_integer or num_draft_tokens < 0:
         raise ValueError(f"num_draft_tokens: got {num_draft_tokens!r}; expected an integer, 0 or more")
     stop_ids = (*(() if params.ignore_eos else eos_ids), *params.stop_token_ids)
+    params = params.with_bad_word_ids(tokenizer)
     params.check(target.vocab_size, stop_ids)
     if params.stop and tokenizer is None:
         raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")

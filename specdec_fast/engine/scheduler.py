@@ -15,6 +15,7 @@ from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
 from specdec_fast.engine.drafter_runner import DrafterRunner
 from specdec_fast.engine.prefill import prefill
 from specdec_fast.engine.prefix_sharing import PrefixSharing
+from specdec_fast.engine.prompt_scoring import PromptScores, needs_scoring
 from specdec_fast.engine.request import Handle
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.engine.stats import Clock, RequestStats
@@ -91,8 +92,8 @@ class Scheduler(ABC):
                 handle = self._queue[0]
                 tokens = [*handle.prompt, *handle.tokens]
                 length = len(tokens) + self._drafter_runner.max_draft_nodes(handle)
-                pages = self._prefixes.find(handle, tokens)
-                if self._prefixes.is_pending(handle, tokens, pages):
+                pages = [] if (scored := needs_scoring(handle)) else self._prefixes.find(handle, tokens)
+                if not scored and self._prefixes.is_pending(handle, tokens, pages):
                     self._begin_rows(joined)
                     joined = []
                     continue
@@ -135,7 +136,11 @@ class Scheduler(ABC):
     def _prefill(self, rows: list[int]) -> TargetOutput | None:
         """Stores keys and values of committed tokens but the roots and shared ones. Returns their hidden states."""
         texts = {row: self.state.tokens(row)[self._prefixes.num_shared(row) : -1] for row in rows}
-        return prefill(self.target, texts, self._prefill_chunk, self._prefixes.aux_hidden_states, self.state.device)
+        scores = PromptScores({row: self._running[row] for row in rows}, self.target.vocab_size)
+        names, device = self._prefixes.aux_hidden_states, self.state.device
+        output = prefill(self.target, texts, self._prefill_chunk, names, device, scores)
+        scores.publish()
+        return output
 
     def _reserve_pages(self) -> None:
         """Reserves pages for the nodes of this step. If there are too few, it preempts the youngest requests."""

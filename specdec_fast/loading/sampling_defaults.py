@@ -37,7 +37,6 @@ _UNSUPPORTED: dict[str, Collection[Any]] = {
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
     "guidance_scale": (1,),
-    "no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,),
     "encoder_no_repeat_ngram_size": (0,),
     "exponential_decay_length_penalty": (),
@@ -88,9 +87,10 @@ def read_generation_config(config: Any, eos_ids: Collection[int] = ()) -> tuple[
     words, more = _split_by_length((word, True) for word in given.get("bad_words_ids", ()))
     banned += [token for token in words if token not in eos_ids]  # transformers leaves these out too
     bias, longer = _split_by_length(_bias_of(given.get("sequence_bias", ())))
-    ignored += [
-        f"{name} of several tokens" for name, rest in (("bad_words_ids", more), ("sequence_bias", longer)) if rest
-    ]
+    if longer:
+        ignored.append("sequence_bias of several tokens")
+    if more:
+        found["bad_words"] = more
     if banned:
         found["banned_token_ids"] = tuple(banned)
     if bias:
@@ -105,11 +105,11 @@ def _bias_of(given: Any) -> Iterable[tuple[Any, Any]]:
     return given.items() if isinstance(given, Mapping) else ((tokens, bias) for tokens, bias in given)
 
 
-def _split_by_length(entries: Iterable[tuple[Any, Any]]) -> tuple[dict[int, Any], int]:
-    """Returns the entries of single tokens, and the number of others."""
+def _split_by_length(entries: Iterable[tuple[Any, Any]]) -> tuple[dict[int, Any], tuple[tuple[int, ...], ...]]:
+    """Returns the entries of single tokens, and the tokens of the others."""
     pairs = [(tuple(tokens), value) for tokens, value in entries]
     single = {tokens[0]: value for tokens, value in pairs if len(tokens) == 1}
-    return single, sum(len(tokens) != 1 for tokens, _ in pairs)
+    return single, tuple(tokens for tokens, _ in pairs if len(tokens) != 1)
 
 
 def unfollowed_settings(config: Any) -> str:

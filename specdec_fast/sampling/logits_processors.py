@@ -1,4 +1,4 @@
-"""Logits processors: penalties, bias, banned and forced tokens, allowed tokens and grammars.
+"""Logits processors: texts of nodes, penalties, bias, banned and forced tokens, allowed tokens and grammars.
 
 Everything is sparse and follows the committed tokens as they come. Nothing of the size of the vocabulary is built per
 step, except masks of grammars. Operator `process_logits` does the arithmetic.
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specdec_fast.core.device_transfer import copy_to_device, host_to_device, table_to_device
 from specdec_fast.sampling.grammar import GrammarState, pack_token_ids
+from specdec_fast.sampling.text_processors import TextProcessors, TextState, rows_of_nodes
 from specdec_kernels import (
     ALWAYS,
     Additions,
@@ -135,6 +136,7 @@ class LogitsProcessors:
         allowed: Allowed ids of each request, or None for all ids.
         grammar_states: Grammar of each request, or None.
         shifts: Whether a logit may become another finite number (penalties, bias), and not only -inf.
+        text_processors: Processors that read the text of every node, or None. They come first.
     """
 
     rows: Tensor
@@ -145,6 +147,7 @@ class LogitsProcessors:
     allowed: tuple[tuple[int, ...] | None, ...]
     grammar_states: tuple[GrammarState | None, ...]
     shifts: bool
+    text_processors: TextProcessors | None = None
     _words: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def apply(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Tensor:
@@ -161,6 +164,20 @@ class LogitsProcessors:
         Returns:
             The processed logits, [R, V].
         """
+        return self._apply(self.apply_text_processors(logits, paths), paths, request_of)
+
+    def apply_to_draft(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Tensor:
+        """Applies the processors to a draft model's logits, as `apply` does. Failures of custom ones are ignored."""
+        if self.text_processors is not None:
+            logits = self.text_processors.apply(logits, paths, drafting=True)
+        return self._apply(logits, paths, request_of)
+
+    def apply_text_processors(self, logits: Tensor, paths: NodePaths) -> Tensor:
+        """Applies only the processors that read texts. `apply` includes them, `make_overlay` does not."""
+        return logits if self.text_processors is None else self.text_processors.apply(logits, paths, drafting=False)
+
+    def _apply(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Tensor:
+        """Applies the processors that do not read texts."""
         if self.shifts and logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
         process_logits(logits, paths, *self._operator_arguments(logits.shape[1], paths, request_of))
@@ -168,6 +185,8 @@ class LogitsProcessors:
 
     def make_overlay(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Overlay:
         """Returns an overlay that operators apply when they load the logits, with the exactness of float32.
+
+        It lacks the processors of `apply_text_processors`.
 
         Args:
             logits: [R, V] in any format but float64. They are not changed.
@@ -203,6 +222,8 @@ class LogitsProcessors:
                 "grammar against the vocabulary, banned tokens and min_new_tokens"
             )
         limited = self.allowed[request] is not None
+        if self.text_processors is not None:
+            limited |= self.text_processors.states[request] is not None
         if self.additions is not None:  # finite biases ban nothing
             start, stop = self.additions.offsets[request : request + 2].tolist()
             limited |= bool((self.additions.values[start:stop] == float("-inf")).any())
@@ -234,9 +255,7 @@ class LogitsProcessors:
         parts, used = [words], words.shape[0]
         for request in guided:
             start, stop = offsets[request : request + 2]
-            row_of = {node: start + node for node in range(stop - start)}  # node of the request -> row of logits
-            if nodes is not None:
-                row_of = {node - start: row for row, node in enumerate(nodes) if start <= node < stop}
+            row_of = rows_of_nodes(start, stop, nodes)
             own = torch.zeros(stop - start, width, dtype=torch.int32)
             grammar_state = self.grammar_states[request]
             assert grammar_state is not None
@@ -272,6 +291,7 @@ def pack_processors(
     stop_ids: Sequence[Sequence[int]],
     counts: TokenCounts,
     grammar_states: Sequence[GrammarState | None],
+    text_states: Sequence[TextState | None],
     device: torch.device,
 ) -> LogitsProcessors | None:
     """Collects the logits processors of a batch.
@@ -283,6 +303,7 @@ def pack_processors(
         stop_ids: Token ids that end each text.
         counts: Token counts of the rows with penalties.
         grammar_states: Grammar of each request, or None.
+        text_states: Processors of each request that read its text, or None.
         device: Device of the tensors.
 
     Returns:
@@ -300,7 +321,8 @@ def pack_processors(
         forced.append({prompt + index: token for index, token in own.forced.items()})
     penalised = any(map(has_penalties, params))
     allowed = tuple(own.allowed_token_ids for own in params)
-    if not (penalised or any(added) or any(forced) or any(grammar_states) or any(ids is not None for ids in allowed)):
+    limited = any(ids is not None for ids in allowed) or any(grammar_states)
+    if not (penalised or any(added) or any(forced) or limited or any(text_states)):
         return None
 
     def tensor(values: list, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -329,4 +351,6 @@ def pack_processors(
     # rows without penalties may be outside of the tables, so any row of the tables takes their place
     places = [row if row in counts else next((r for r in rows if r in counts), 0) for row in rows]
     shifts = penalised or any(value != _BANNED for entries in added for value in entries.values())
-    return LogitsProcessors(tensor(places), factors, counts, additions, listed, allowed, tuple(grammar_states), shifts)
+    texts = TextProcessors(tuple(text_states)) if any(text_states) else None
+    grammars = tuple(grammar_states)
+    return LogitsProcessors(tensor(places), factors, counts, additions, listed, allowed, grammars, shifts, texts)

@@ -8,8 +8,10 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Any
 
 from specdec_fast.core.former_names import explain_names
+from specdec_fast.sampling.custom_processors import LogitsProcessor, check_processor
 from specdec_fast.sampling.grammar import GrammarState, Matcher
 
 _SEED_LIMIT = 2**63
@@ -49,8 +51,9 @@ def _ids(name: str, got: object) -> tuple[int, ...]:
 class SamplingParams:
     """Sampling parameters of one request.
 
-    Parameters apply at every node of a draft, for the text that ends there. Order: penalties; bias, bans and minimum
-    length; forced tokens; allowed tokens and grammar; temperature; top-k; top-p; min-p.
+    Parameters apply at every node of a draft, for the text that ends there. Order: custom processors; n-grams and bad
+    words; penalties; bias, bans and minimum length; forced tokens; allowed tokens and grammar; temperature; top-k;
+    top-p; min-p.
 
     Attributes:
         temperature: 0 decodes greedily and exactly. Otherwise 0.001 to 1,000,000.
@@ -80,8 +83,17 @@ class SamplingParams:
         allowed_token_ids: The only token ids that are generated, or None for all.
         forced_tokens: Index of a generated token, from 0, -> the only token id allowed there. A sequence is a forced
             prefix.
+        no_repeat_ngram_size: Size of n-grams that are not repeated, as in transformers; 0 is off. N-grams of the prompt
+            are not repeated either.
+        bad_words: Words that are never completed: texts, or sequences of token ids. The last token of a word is
+            forbidden where the text, prompt included, ends with the others. A text stands for its tokens with and
+            without a space before it. Other tokenizations of it stay possible.
+        logits_processors: Callables (token_ids, logits) -> logits that are called at every node
+            (`specdec_fast.LogitsProcessor`). Those of transformers work too.
         logprobs: Number of alternatives to report beside the log-probability of each token
             (`specdec_fast.sampling.logprobs`), or None for no log-probabilities.
+        prompt_logprobs: The same for the tokens of the prompt, in `Handle.prompt_logprobs`, under the model's own
+            distribution. Such a request computes its whole prompt, also the part that it could share.
         grammar: A `specdec_fast.sampling.grammar.Matcher` in its initial state, which the generated text must match.
             End-of-sequence ids are allowed exactly where the grammar is complete.
 
@@ -108,7 +120,11 @@ class SamplingParams:
     banned_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     forced_tokens: Mapping[int, int] | Sequence[int] = field(default_factory=dict, hash=False)
+    no_repeat_ngram_size: int = 0
+    bad_words: Sequence[str | Sequence[int]] = ()
+    logits_processors: Sequence[LogitsProcessor | Any] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: Matcher | None = None
 
     def __post_init__(self) -> None:
@@ -183,12 +199,37 @@ class SamplingParams:
             last < bound, "forced_tokens", last, f"an index below {bound} (max_new_tokens, at most {_MAX_POSITION})"
         )
         object.__setattr__(self, "forced_tokens", dict(forced))
-        count = self.logprobs
-        _require(
-            count is None or (_is_id(count) and count <= 1000), "logprobs", count, "None, or a count from 0 to 1000"
-        )
+        self._check_text_processors()
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _require(count is None or (_is_id(count) and count <= 1000), name, count, "None, or a count from 0 to 1000")
         is_matcher = self.grammar is None or isinstance(self.grammar, Matcher)
         _require(is_matcher, "grammar", self.grammar, "a specdec_fast.sampling.grammar.Matcher, or None")
+
+    def _check_text_processors(self) -> None:
+        """Checks and normalises the processors that read the text of every node."""
+        size = self.no_repeat_ngram_size
+        _require(_is_id(size), "no_repeat_ngram_size", size, "a positive integer, or 0 (off)")
+        words = self.bad_words
+        listed = isinstance(words, Iterable) and not isinstance(words, (str, bytes, Mapping))
+        _require(listed, "bad_words", words, "a sequence of texts or of sequences of token ids")
+        found = [word if isinstance(word, str) else _ids("bad_words", word) for word in words]
+        _require(all(found), "bad_words", words, "words that are not empty")
+        object.__setattr__(self, "bad_words", tuple(found))
+        given = self.logits_processors
+        listed = isinstance(given, list) or (isinstance(given, Iterable) and not callable(given))
+        _require(listed, "logits_processors", given, "a sequence of callables; put a single one into a list")
+        for each in given:
+            expected = check_processor(each)
+            _require(expected is None, "logits_processors", each, str(expected))
+        object.__setattr__(self, "logits_processors", tuple(given))
+
+    @property
+    def bad_word_ids(self) -> tuple[tuple[int, ...], ...]:
+        """`bad_words` as token ids. Texts must have been replaced (`with_bad_word_ids`)."""
+        if any(isinstance(word, str) for word in self.bad_words):
+            raise ValueError(f"bad_words: got texts in {self.bad_words!r:.80}; expected ids; call with_bad_word_ids")
+        return self.bad_words  # type: ignore[return-value]
 
     @property
     def forced(self) -> Mapping[int, int]:
@@ -213,6 +254,7 @@ class SamplingParams:
             ("banned_token_ids", banned),
             ("allowed_token_ids", allowed or ()),
             ("forced_tokens", forced.values()),
+            ("bad_words", [token for word in self.bad_words if not isinstance(word, str) for token in word]),
         ):
             bad = next((token for token in ids if token >= vocab_size), None)
             if bad is not None:
@@ -250,6 +292,30 @@ class SamplingParams:
     def with_seed(self) -> SamplingParams:
         """Returns these parameters if they have a seed, else a copy with a random one."""
         return self if self.seed is not None else replace(self, seed=secrets.randbelow(_SEED_LIMIT))
+
+    def with_bad_word_ids(self, tokenizer: Any) -> SamplingParams:
+        """Returns a copy whose `bad_words` are token ids; these parameters if they are already.
+
+        Args:
+            tokenizer: A transformers tokenizer, or None.
+
+        Raises:
+            ValueError: If there are texts and no tokenizer, or if a text has no tokens.
+        """
+        if not any(isinstance(word, str) for word in self.bad_words):
+            return self
+        if tokenizer is None:
+            raise ValueError("bad_words: got texts and an engine without a tokenizer; pass tokenizer=, or token ids")
+        found: dict[tuple[int, ...], None] = {}
+        for word in self.bad_words:
+            bare = word.lstrip(" ") if isinstance(word, str) else ""
+            texts = (bare, f" {bare}") if bare else (word,)
+            for text in texts:
+                ids = text if not isinstance(text, str) else tokenizer.encode(text, add_special_tokens=False)
+                if not ids:
+                    raise ValueError(f"bad_words: got {word!r:.60}, which has no tokens; expected another text")
+                found[tuple(ids)] = None
+        return replace(self, bad_words=tuple(found))
 
     def with_derived_seed(self, prompt: Sequence[int], number: int | None = None) -> SamplingParams:
         """Returns a copy whose seed is a function of this seed, a prompt, and a number.

@@ -16,6 +16,7 @@ from specdec_fast.core.distributions import PendingDistributions, TokenDistribut
 from specdec_fast.sampling.grammar import GrammarState
 from specdec_fast.sampling.logits_processors import LogitsProcessors, TokenCounts, has_penalties, pack_processors
 from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.sampling.text_processors import TextState, reads_text
 from specdec_kernels import Overlay, distribution_stats, replay_sample
 
 _MAX_REMEMBERED_BATCHES = 64
@@ -140,8 +141,8 @@ class SamplingTable:
 
     Attributes:
         device: Device of the packed tensors.
-        rows_to_update: Rows whose parameters depend on their generated tokens (penalties, grammars). Pass new tokens of
-            these rows to `append`.
+        rows_to_update: Rows whose parameters depend on their generated tokens (penalties, grammars, processors that
+            read texts). Pass new tokens of these rows to `append`.
     """
 
     device: torch.device
@@ -149,6 +150,7 @@ class SamplingTable:
     _rows: dict[int, tuple[SamplingParams, int, tuple[int, ...]]] = field(default_factory=dict)
     _packed: dict[tuple[int, ...], SamplingTensors] = field(default_factory=dict)
     _grammar_states: dict[int, GrammarState] = field(default_factory=dict)
+    _text_states: dict[int, TextState] = field(default_factory=dict)
     _counts: TokenCounts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -184,6 +186,9 @@ class SamplingTable:
         if params.grammar is not None:
             self._grammar_states[row] = GrammarState(params.grammar, stop_ids, tokens[prompt_length:])
             self.rows_to_update.add(row)
+        if reads_text(params):
+            self._text_states[row] = TextState(params, prompt_length, tokens)
+            self.rows_to_update.add(row)
 
     def append(self, row: int, tokens: Sequence[int]) -> None:
         """Records generated tokens of a row in `rows_to_update`."""
@@ -191,6 +196,8 @@ class SamplingTable:
             self._counts.append(row, tokens)
         if row in self._grammar_states:
             self._grammar_states[row].advance(tokens)
+        if row in self._text_states:
+            self._text_states[row].append(tokens)
 
     def clear(self, row: int) -> None:
         """Drops the parameters of a row, if it has any."""
@@ -199,6 +206,7 @@ class SamplingTable:
         self.rows_to_update.discard(row)
         self._counts.leave(row)
         self._grammar_states.pop(row, None)
+        self._text_states.pop(row, None)
 
     def entry(self, row: int) -> tuple[SamplingParams, int, tuple[int, ...]]:
         """Returns a row's parameters, the number of its prompt tokens, and the token ids that end its text."""
@@ -238,6 +246,7 @@ class SamplingTable:
                 [entry[2] for entry in entries],
                 self._counts,
                 [self._grammar_states.get(row) for row in rows],
+                [self._text_states.get(row) for row in rows],
                 self.device,
             ),
         )

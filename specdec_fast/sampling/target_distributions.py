@@ -1,7 +1,8 @@
 """The target's distributions: the only place that turns logits into `TokenDistributions`.
 
-Order: penalties (repetition, frequency, presence), bias and banned tokens (minimum length included), forced tokens,
-allowed tokens and grammar, temperature, top-k, top-p, min-p. Tests: tests/sampling/test_target_distributions.py.
+Order: custom processors, n-grams and bad words, penalties (repetition, frequency, presence), bias and banned tokens
+(minimum length included), forced tokens, allowed tokens and grammar, temperature, top-k, top-p, min-p.
+Tests: tests/sampling/test_target_distributions.py.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def target_distributions(
     """Computes the target's distribution after every node of a draft.
 
     Logits processors see each node with its own path. On a CPU they change `logits` in place. On a device operators
-    apply them as they load the logits (`TokenDistributions.overlay`). A drafter that observes these logits then sees
-    them without processors, which costs acceptance at most.
+    apply most of them as they load the logits (`TokenDistributions.overlay`). A drafter that observes these logits then
+    sees them without processors, which costs acceptance at most. Processors that read texts change `logits` everywhere.
 
     A node below a token that a grammar forbids keeps a distribution without the grammar's mask. Its token has
     probability 0, so no rule reaches it. A reachable node without any allowed token has a distribution of NaN, which
@@ -55,6 +56,7 @@ def target_distributions(
     if sampling.logits_processors is not None:
         paths = NodePaths(draft.tokens, draft.parents, draft.offsets, root_positions)
         if uses_overlay(logits):
+            logits = sampling.logits_processors.apply_text_processors(logits, paths)
             overlay = sampling.logits_processors.make_overlay(logits, paths, draft.row_of)
         else:
             logits = sampling.logits_processors.apply(logits, paths, draft.row_of)
@@ -95,7 +97,7 @@ def chain_distributions(
     shape = chain_layout(tuple(range(len(chains))), tuple(map(len, chains)), logits.device)
     tokens = host_to_device([token for chain in chains for token in chain], torch.int64, logits.device)
     paths = NodePaths(tokens, shape.parents, shape.offsets, root_positions, shape.offsets[1:] - 1)
-    processed = processors.apply(logits.clone(), paths, torch.arange(len(chains), device=logits.device))
+    processed = processors.apply_to_draft(logits.clone(), paths, torch.arange(len(chains), device=logits.device))
     dists = sampling.distributions(processed)
     empty = torch.isnan(dists.lse)
     if bool(empty.any()):
@@ -106,7 +108,7 @@ def chain_distributions(
 def find_invalid_distributions(
     path: Tensor, dists: TokenDistributions, sampling: SamplingTensors
 ) -> dict[int, tuple[int, str]]:
-    """Finds accepted paths that meet a distribution without any token.
+    """Finds accepted paths that meet a distribution without any token, or a failure of a custom processor.
 
     Distributions of rejected nodes are ignored.
 
@@ -118,15 +120,23 @@ def find_invalid_distributions(
     Returns:
         For each such request its first place on the path, and the reason.
     """
+    processors = sampling.logits_processors
+    found: dict[int, tuple[int, str]] = {}
+    texts = None if processors is None else processors.text_processors
+    if texts is not None and texts.failures:
+        for row, nodes in enumerate(path.tolist()):
+            failed = texts.first_failure(nodes)
+            if failed is not None:
+                found[row] = failed[0], failed[1].report()
     if not math.isnan(sum(dists.lse.tolist())):  # the usual case: one read decides
-        return {}
+        return found
     met = (path >= 0) & torch.isnan(dists.lse)[path.long().clamp(min=0)]
-    found = {}
     for row in met.any(1).nonzero().flatten().tolist():
         place = int(met[row].int().argmax())
+        if row in found and found[row][0] <= place:
+            continue
         node = path[row, place : place + 1].long()
         masked = bool((dists.select(node).effective_logits() == float("-inf")).all())
-        processors = sampling.logits_processors
         reason = processors.explain_empty(row) if masked and processors is not None else None
         found[row] = place, reason or "the model returned NaN or no finite logit"
     return found

@@ -15,7 +15,7 @@ from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.server.errors import APIError
 from specdec_fast.server.generation import Generation, Piece, Prompt, Service
 from specdec_fast.server.parameters import check_length, check_model, read_params, repeat
-from specdec_fast.server.responses import Decode, GenerationResponse, make_decode
+from specdec_fast.server.responses import Decode, GenerationResponse, make_decode, prompt_logprobs_json
 from specdec_fast.server.schemas import ChatRequest
 
 _NO_TOOLS = "tools: not supported, since calls are not parsed; describe them in a message, or pass tool_choice none"
@@ -87,7 +87,11 @@ class _Chat:
         async for piece in self._generation.pieces():
             message = {"role": "assistant", "content": piece.text, "refusal": None}
             choices[piece.index] = self._choice(piece.index, "message", message, piece)
-        return {**self._head, "choices": [choices[at] for at in sorted(choices)], "usage": self._generation.usage()}
+        made = {**self._head, "choices": [choices[at] for at in sorted(choices)], "usage": self._generation.usage()}
+        if (count := self._request.prompt_logprobs) is not None:
+            scores = self._generation.prompt_logprobs(0)
+            made["prompt_logprobs"] = prompt_logprobs_json(scores, count, self._decode)
+        return made
 
     async def stream(self) -> AsyncIterator[dict[str, Any]]:
         """Yields the objects of a stream."""

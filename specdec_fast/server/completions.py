@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.server.generation import Generation, Piece, Prompt, Service
 from specdec_fast.server.parameters import check_length, check_model, read_params, repeat
-from specdec_fast.server.responses import Decode, GenerationResponse, make_decode
+from specdec_fast.server.responses import Decode, GenerationResponse, make_decode, prompt_logprobs_json
 from specdec_fast.server.schemas import CompletionRequest
 
 _DEFAULT_MAX_TOKENS = 16
@@ -39,14 +40,14 @@ def completion_routes(service: Service) -> APIRouter:
 def _read(request: CompletionRequest, service: Service) -> list[Prompt]:
     """Encodes the prompts of a request, each with the parameters of its texts."""
     engine, prompt = service.engine, request.prompt
-    if request.echo and request.logprobs is not None:
-        raise ValueError("echo: got echo with logprobs; log-probabilities of prompts are not served")
     several = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
     prompts: list[Any] = [*prompt] if several else [prompt]
     if not prompts:
         raise ValueError("prompt: got an empty list; expected at least one prompt")
     max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     params = read_params(request, engine, max_tokens=max_tokens, logprobs=request.logprobs)
+    if request.echo and request.logprobs is not None:
+        params = replace(params, prompt_logprobs=max(request.logprobs, params.prompt_logprobs or 0))
     found = []
     for each in prompts:
         tokens = engine.encode(each, add_special_tokens=request.add_special_tokens)
@@ -74,6 +75,7 @@ class _Completion:
             "model": service.settings.model_name,
         }
         self._offsets = [0] * len(generation.samples)
+        self._begun: set[int] = set()
         self._prefixes = self._echoes() if request.echo else [""] * len(generation.samples)
 
     def _echoes(self) -> list[str]:
@@ -105,24 +107,50 @@ class _Completion:
             yield {**self._head, "choices": [], "usage": self._generation.usage()}
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        prefix, self._prefixes[piece.index] = self._prefixes[piece.index], ""
+        index, request = piece.index, self._request
+        prefix, self._prefixes[index] = self._prefixes[index], ""
         logprobs = None
-        if self._request.logprobs is not None:
-            logprobs = _logprobs(piece.logprobs, self._decode, self._offsets[piece.index])
-            self._offsets[piece.index] += sum(map(len, logprobs["tokens"]))
+        if request.logprobs is not None:
+            found: list[TokenLogprob | None] = [*piece.logprobs]
+            if request.echo and index not in self._begun:
+                found = [*self._generation.prompt_logprobs(index), *found]
+            self._begun.add(index)
+            first = self._generation.prompt_of(index).tokens[0]
+            logprobs = _logprobs(found, first, request.logprobs, self._decode, self._offsets[index])
+            self._offsets[index] += sum(map(len, logprobs["tokens"]))
         text, reason = prefix + piece.text, piece.finish_reason
-        return {"index": piece.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        if request.prompt_logprobs is not None:
+            scores = self._generation.prompt_logprobs(index)
+            choice["prompt_logprobs"] = prompt_logprobs_json(scores, request.prompt_logprobs, self._decode)
+        return choice
 
 
-def _logprobs(found: Sequence[TokenLogprob], decode: Decode, offset: int) -> dict[str, list[Any]]:
-    """Log-probabilities in the form of completions. Of alternatives with equal texts the most probable is kept."""
-    tokens, offsets = [decode(each.token) for each in found], []
+def _logprobs(
+    found: Sequence[TokenLogprob | None], first: int, count: int, decode: Decode, offset: int
+) -> dict[str, list[Any]]:
+    """Log-probabilities in the form of completions. Of alternatives with equal texts the most probable is kept.
+
+    Args:
+        found: The tokens; None for the first one of a prompt.
+        first: The first token of the prompt.
+        count: Most alternatives of each token.
+        decode: Makes texts of tokens.
+        offset: Characters of prompt and text before these tokens.
+
+    Returns:
+        The object `logprobs` of a choice.
+    """
+    tokens, offsets = [decode(first if each is None else each.token) for each in found], []
     for token in tokens:
         offsets.append(offset)
         offset += len(token)
+    tops = [None if each is None else each.top[:count] for each in found]
     return {
         "tokens": tokens,
-        "token_logprobs": [each.logprob for each in found],
-        "top_logprobs": [{decode(token): value for token, value in reversed(each.top)} for each in found],
+        "token_logprobs": [None if each is None else each.logprob for each in found],
+        "top_logprobs": [
+            None if top is None else {decode(token): value for token, value in reversed(top)} for top in tops
+        ],
         "text_offset": offsets,
     }

@@ -134,6 +134,7 @@ class Generation:
     def __init__(self, loop: EngineLoop, prompts: Sequence[Prompt], streams: bool, metrics: Metrics) -> None:
         self.prompts = prompts
         self._loop, self._news = loop, asyncio.Event()
+        self._prompt_indices = [at for at, prompt in enumerate(prompts) for _ in prompt.params]
         self.samples = [
             Sample(prompt, params, streams, self._news.set, TextMeter(metrics))
             for prompt in prompts
@@ -160,6 +161,15 @@ class Generation:
                     else:
                         del running[index]
                 yield piece
+
+    def prompt_of(self, index: int) -> Prompt:
+        """Returns the prompt of a text."""
+        return self.prompts[self._prompt_indices[index]]
+
+    def prompt_logprobs(self, index: int) -> list[TokenLogprob | None]:
+        """Returns the log-probabilities of the prompt of a text. Something of its first text must have arrived."""
+        handle = self.samples[self._prompt_indices.index(self._prompt_indices[index])].job.handle
+        return [] if handle is None else handle.prompt_logprobs or []
 
     def usage(self) -> dict[str, Any]:
         """Returns the object `usage` of the API, when all texts have ended. A prompt of several texts counts once."""

@@ -17,6 +17,7 @@ _NAMES = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos")},
     **{name: name for name in ("skip_special_tokens", "include_stop_str_in_output")},
+    **{name: name for name in ("no_repeat_ngram_size", "bad_words", "prompt_logprobs")},
     "min_tokens": "min_new_tokens",
 }
 """Field of a request -> field of `SamplingParams`."""
@@ -40,8 +41,11 @@ def read_params(request: GenerationRequest, engine: Engine, *, max_tokens: int, 
     Raises:
         ValueError: If a value is out of range.
     """
-    if logprobs is not None and not 0 <= logprobs <= _MOST_LOGPROBS:
-        raise ValueError(f"logprobs: got {logprobs} alternatives; expected 0 to {_MOST_LOGPROBS}")
+    for name, count in (("logprobs", logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+        if count is not None and not 0 <= count <= _MOST_LOGPROBS:
+            raise ValueError(f"{name}: got {count} alternatives; expected 0 to {_MOST_LOGPROBS}")
+    if request.prompt_logprobs is not None and request.stream:
+        raise ValueError("prompt_logprobs: got a stream; expected stream false, or echo with logprobs")
     if request.stream_options is not None and not request.stream:
         raise ValueError("stream_options: got options without a stream; expected stream true")
     given: dict[str, Any] = {"max_new_tokens": max_tokens, "logprobs": logprobs}
@@ -57,8 +61,8 @@ def read_params(request: GenerationRequest, engine: Engine, *, max_tokens: int, 
 def repeat(request: GenerationRequest, tokens: Sequence[int], params: SamplingParams) -> Prompt:
     """Returns a prompt with the parameters of its `n` texts.
 
-    The first text has the seed of the request. The seeds of the others are functions of that seed, of the prompt and
-    of the number of the text.
+    The first text has the seed of the request, and alone scores the prompt. The seeds of the others are functions of
+    that seed, of the prompt and of the number of the text.
 
     Args:
         request: The request.
@@ -71,9 +75,8 @@ def repeat(request: GenerationRequest, tokens: Sequence[int], params: SamplingPa
     count = 1 if request.n is None else request.n
     if count < 1:
         raise ValueError(f"n: got {count}; expected at least 1")
-    if params.seed is None or count == 1:
-        return Prompt(list(tokens), [params] * count, request.cache_salt)
-    others = [params.with_derived_seed(tokens, at) for at in range(1, count)]
+    rest = params if params.prompt_logprobs is None else replace(params, prompt_logprobs=None)
+    others = [rest if rest.seed is None else rest.with_derived_seed(tokens, at) for at in range(1, count)]
     return Prompt(list(tokens), [params, *others], request.cache_salt)
 
 

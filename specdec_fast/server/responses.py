@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.server.errors import APIError, to_json
 from specdec_fast.server.generation import Generation
 
@@ -79,6 +80,31 @@ async def _disconnected(receive: Receive) -> None:
 
 Decode = Callable[[int], str]
 """Token id -> its text."""
+
+
+def prompt_logprobs_json(
+    scores: Sequence[TokenLogprob | None], count: int, decode: Decode
+) -> list[dict[str, Any] | None]:
+    """Log-probabilities of a prompt in the form of vLLM: by token id, the prompt's own token first.
+
+    Args:
+        scores: The tokens of the prompt; None for the first one.
+        count: Most alternatives of each token.
+        decode: Makes texts of tokens.
+
+    Returns:
+        One object for each token of the prompt; None for the first one.
+    """
+
+    def entries(each: TokenLogprob) -> dict[str, Any]:
+        ranks = {token: rank for rank, (token, _) in enumerate(each.top, 1)}
+        values = {each.token: each.logprob, **dict(each.top[:count])}
+        return {
+            str(token): {"logprob": value, "rank": ranks.get(token), "decoded_token": decode(token)}
+            for token, value in values.items()
+        }
+
+    return [None if each is None else entries(each) for each in scores]
 
 
 def make_decode(tokenizer: Any) -> Decode:

@@ -20,7 +20,6 @@ _USE_RESPONSE_FORMAT = "use response_format with type json_schema"
 _UNSUPPORTED = {
     "audio": "this model generates text alone",
     "best_of": "use n, and choose among the texts",
-    "bad_words": "use logit_bias with -100 for each token",
     "chat_template": "templates are taken from the model alone",
     "function_call": "this server does not parse calls of functions; describe functions in a message",
     "functions": "this server does not parse calls of functions; describe functions in a message",
@@ -28,7 +27,7 @@ _UNSUPPORTED = {
     "guided_grammar": _USE_RESPONSE_FORMAT,
     "guided_json": _USE_RESPONSE_FORMAT,
     "guided_regex": _USE_RESPONSE_FORMAT,
-    "prompt_logprobs": "log-probabilities of prompts are not served",
+    "logits_processors": "they are functions of Python; pass them to SamplingParams of an engine",
     "structured_outputs": _USE_RESPONSE_FORMAT,
     "suffix": "this model continues a text and does not fill gaps",
     "use_beam_search": "use n with a temperature",
@@ -108,6 +107,9 @@ class GenerationRequest(_Body):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None  # of transformers
+    bad_words: Annotated[list[str | Ids], _FAIL_FAST] | None = None
+    prompt_logprobs: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Ids | None = None

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = "specdec-layers-1"
+OWN_FIELDS = ("format", "num_layers", "attention", "mlp")
+"""Fields of a file that `write_layers` sets by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class TreeDrafter:
         if sampling.logits_processors is not None:  # the target's processors apply to q too
             nodes = ends.int() if isinstance(ends, Tensor) else host_to_device(ends, torch.int32, logits.device)
             paths = NodePaths(draft.tokens, draft.parents, draft.offsets, roots, nodes)
-            logits = sampling.logits_processors.apply(logits, paths, shape.row_of)
+            logits = sampling.logits_processors.apply_to_draft(logits, paths, shape.row_of)
         noisy = self.how == "coupled" and not sampling.all_greedy
         filtered, greedy = sampling.any_filter and not sampling.all_greedy, sampling.any_greedy
         sampling = sampling.expand_to_nodes(counts, shape.row_of)

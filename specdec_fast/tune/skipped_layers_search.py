@@ -1,8 +1,8 @@
 """Selects sub-blocks to skip by Bayesian optimisation of the time per verified token.
 
 `Bench` measures a selection on prompts, alternating with plain decoding. `search` looks for a better one with the
-library optuna (extra `tune`). Neither reads or writes files. Source: Zhang et al. 2023 (Draft & Verify), section 3.2.
-Tests: tests/tune/test_skipped_layers_search.py.
+library optuna (extra `tune`). `judge` compares the winner's gain with the noise. None reads or writes files. Source:
+Zhang et al. 2023 (Draft & Verify), section 3.2. Tests: tests/tune/test_skipped_layers_search.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from specdec_fast.engine.engine import Engine
 from specdec_fast.extras import require
 from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.targets.skipped_layers import SkippedLayers
+from specdec_fast.tune.confidence import Interval, ratio_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,37 @@ class Trial:
 
 
 Measure = Callable[[SkippedLayers], Trial]
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Milliseconds per token with the drafter and without it, and tokens per target pass with it."""
+
+    ms: float
+    plain_ms: float
+    tau: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The winner of a search, measured anew against plain decoding.
+
+    Attributes:
+        skip: The selection.
+        cost: Time per token relative to plain decoding, with its confidence interval.
+        rounds: Number of measurements.
+        tau: Tokens per target pass.
+    """
+
+    skip: SkippedLayers
+    cost: Interval
+    rounds: int
+    tau: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether the selection skips something and is faster than plain decoding beyond the noise."""
+        return len(self.skip) > 0 and self.cost.high < 1
 
 
 class Bench:
@@ -98,33 +130,33 @@ class Bench:
         """Measures one selection."""
         self._drafter.skip = skip
         if not self._warm:
-            self._run(self._plain)
-            self._run(self._drafting)
+            self._round(0)
             self._warm = True
-        pairs = []
-        for _ in range(self._repeats):
-            pairs.append((self._run(self._drafting), self._run(self._plain)))
-        ratios = [ours[0] / plain[0] for ours, plain in pairs]
+        rounds = [self._round(turn) for turn in range(self._repeats)]
+        ratios = [each.ms / each.plain_ms for each in rounds]
         return Trial(
             skip,
             cost=median(ratios),
             noise=stdev(ratios) if len(ratios) > 1 else 0.0,
-            ms=1e3 * median(ours[0] for ours, _ in pairs),
-            plain_ms=1e3 * median(plain[0] for _, plain in pairs),
-            tau=pairs[-1][0][1],
+            ms=median(each.ms for each in rounds),
+            plain_ms=median(each.plain_ms for each in rounds),
+            tau=rounds[-1].tau,
         )
 
-    def _run(self, engine: Engine) -> tuple[float, float]:
-        """Returns seconds per token and tokens per pass over all prompts, one at a time."""
-        tokens = passes = 0
-        start = perf_counter()
-        for prompt in self._prompts:
-            (handle,) = engine.generate([prompt], self._params)
-            if handle.error is not None:
-                raise ValueError(f"prompt of {len(prompt)} tokens: {handle.error}")
-            tokens += len(handle.tokens)
-            passes += handle.stats.steps
-        return (perf_counter() - start) / tokens, tokens / passes
+    def _round(self, turn: int) -> _Round:
+        """Decodes every prompt in both ways, one after the other, and begins with another way each time."""
+        seconds, tokens, passes = [0.0, 0.0], [0, 0], [0, 0]
+        for place, prompt in enumerate(self._prompts):
+            for way in (0, 1) if (turn + place) % 2 == 0 else (1, 0):
+                engine = (self._drafting, self._plain)[way]
+                start = perf_counter()
+                (handle,) = engine.generate([prompt], self._params)
+                seconds[way] += perf_counter() - start
+                if handle.error is not None:
+                    raise ValueError(f"prompt of {len(prompt)} tokens: {handle.error}")
+                tokens[way] += len(handle.tokens)
+                passes[way] += handle.stats.steps
+        return _Round(1e3 * seconds[0] / tokens[0], 1e3 * seconds[1] / tokens[1], tokens[0] / passes[0])
 
 
 def search(
@@ -176,11 +208,17 @@ def search(
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:
-    """Returns the selection with the least mean cost over its trials; raises ValueError if there are no trials."""
+    """Returns the selection with the least mean cost over its trials.
+
+    A selection without skipped sub-blocks drafts with the whole target, so it is returned only if there is no other.
+
+    Raises:
+        ValueError: If there are no trials.
+    """
     if not trials:
         raise ValueError("tune: got no trials")
     by_skip: dict[SkippedLayers, list[Trial]] = {}
-    for trial in trials:
+    for trial in [trial for trial in trials if trial.skip] or trials:
         by_skip.setdefault(trial.skip, []).append(trial)
     costs = {skip: mean(trial.cost for trial in own) for skip, own in by_skip.items()}
     skip = min(costs, key=lambda each: costs[each])
@@ -199,3 +237,28 @@ def confirm(measure: Measure, trials: Sequence[Trial], finalists: int = 3) -> li
             left = [trial for trial in left if trial.skip != skip]
             found.append(measure(skip))
     return found
+
+
+def judge(measure: Callable[[SkippedLayers], Trial], skip: SkippedLayers, rounds: int) -> Verdict:
+    """Measures a selection anew, so that the luck by which it won the search has no part in the result.
+
+    Args:
+        measure: Measures a selection once.
+        skip: The selection.
+        rounds: Number of measurements, at least 3. Half of them decide if the selection is slower than plain decoding.
+
+    Returns:
+        The verdict.
+
+    Raises:
+        ValueError: If `rounds` is below 3.
+    """
+    if rounds < 3:
+        raise ValueError(f"rounds: got {rounds}; expected at least 3, for an interval")
+    found: list[Trial] = []
+    for at in range(rounds):
+        found.append(measure(skip))
+        if at + 1 >= max(rounds // 2, 3) and ratio_interval([trial.cost for trial in found]).mean >= 1:
+            break
+    interval = ratio_interval([trial.cost for trial in found])
+    return Verdict(skip, interval, len(found), mean(trial.tau for trial in found))

@@ -302,6 +302,8 @@ def test_colours_only_when_they_can_be_seen(run: Any, pair: list[str], expected:
         (["--frequency-penalty", "-1.25"], {"frequency_penalty": -1.25}),
         (["--logit-bias", "40:4.5", "--logit-bias", "41:-1"], {"logit_bias": {40: 4.5, 41: -1.0}}),
         (["--ban", "BANNED", "--ban", "51"], {"banned_token_ids": ("BANNED", 51)}),
+        (["--no-repeat-ngram-size", "1"], {"no_repeat_ngram_size": 1}),
+        (["--bad-word", "e", "--bad-word", "t"], {"bad_words": ("e", "t")}),
     ],
     ids=lambda value: value[0][2:] if isinstance(value, list) else "",
 )
@@ -325,6 +327,8 @@ def test_penalties_bias_and_bans_reach_the_engine(
         (["--logit-bias", "40"], "--logit-bias: got '40'; expected ID:VALUE"),
         (["--logit-bias", "a:1"], "--logit-bias: got 'a:1'; expected ID:VALUE"),
         (["--ban", "5000"], "error: --ban: got 5000; expected ids below"),
+        (["--no-repeat-ngram-size", "-1"], "error: --no-repeat-ngram-size: got -1; expected a positive integer"),
+        (["--bad-word", ""], "error: --bad-word: got ('',); expected words that are not empty"),
         (["--repetition-penalty", "0"], "error: --repetition-penalty: got 0.0; expected"),
         (["--regex", "a", "--json-schema", "{}"], "--regex with --json-schema: got both; expected one of them"),
         (["--json-schema", "nowhere.json"], "--json-schema: got 'nowhere.json'; expected a file"),

@@ -48,7 +48,7 @@ def test_unknown_option_and_command(run: Any) -> None:
         ("--max-tokens", "--max-new-tokens"),
         ("--num-speculative-tokens", "--draft-tokens"),
         ("--assistant-model", "--draft"),
-        ("--bad-words", "--ban"),
+        ("--bad-words-ids", "--bad-word"),
         ("--torch-dtype", "--dtype"),
     ],
 )

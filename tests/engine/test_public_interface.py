@@ -1,7 +1,7 @@
 """All sampling parameters through the engine: penalties, bias, bans, forced tokens, masks and grammars per row.
 
-Text with speculation equals plain decoding, which equals an oracle written from the definitions; greedy text equals
-that of transformers' own processors. Under the rejection rule the joint distribution is exact.
+Text with speculation equals plain decoding, which equals an oracle written from the definitions. Under the rejection
+rule the joint distribution is exact.
 """
 
 from __future__ import annotations
@@ -21,10 +21,25 @@ from oracles.processed_decoding import processed_decode, processed_dist
 from oracles.sampled_chain import SampledChain
 from oracles.toy_grammar import ToyMatcher, counting
 
-from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast import Engine, SamplingParams, get_drafter
 
 VOCAB, STATES, NEW = 9, 29, 26
 ENDS = (8,)
+
+
+def no_token_after_itself(token_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    logits[token_ids[-1]] = -torch.inf
+    return logits
+
+
+def hashed_bias(token_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """A bias that depends on all tokens of the text, as a watermark's may."""
+    state = 7
+    for token in token_ids:
+        state = (31 * state + token) % 1009
+    noise = torch.tensor([(state * (token + 3)) % 17 / 8 for token in range(len(logits))])
+    return logits + noise.to(logits)
+
 
 SURFACE: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -40,6 +55,10 @@ SURFACE: dict[str, dict[str, Any]] = {
     "forced": {"forced_tokens": {4: 7, 5: 7, 9: 1}},
     "minimum": {"min_new_tokens": 12, "logit_bias": {8: 5.0}},
     "grammar": {"grammar": counting(VOCAB)},
+    "trigrams": {"no_repeat_ngram_size": 3},
+    "bigrams": {"no_repeat_ngram_size": 2, "min_new_tokens": 4},
+    "bad words": {"bad_words": ((2,), (1, 4), (4, 1), (0, 5, 3), (5, 5))},
+    "custom": {"logits_processors": (no_token_after_itself, hashed_bias)},
     "all": {
         "repetition_penalty": 1.2,
         "presence_penalty": 0.4,
@@ -50,6 +69,9 @@ SURFACE: dict[str, dict[str, Any]] = {
         "forced_tokens": {6: 5},
         "min_new_tokens": 5,
         "grammar": counting(VOCAB, 5),
+        "no_repeat_ngram_size": 5,
+        "bad_words": ((0, 1, 4),),
+        "logits_processors": (hashed_bias,),
         "top_k": 5,
         "top_p": 0.95,
     },
@@ -151,49 +173,6 @@ def test_the_draft_s_distribution_has_the_same_processors() -> None:
             assert engine.stats.mean_alpha == 1.0, (kind, pick)
 
 
-PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "repetition": ({"repetition_penalty": 1.7}, {"repetition_penalty": 1.7}),
-    "reward": ({"repetition_penalty": 0.8}, {"repetition_penalty": 0.8}),
-    "bad words": ({"banned_token_ids": (3, 60, 71)}, {"bad_words_ids": [[3], [60], [71]]}),
-    "sequence bias": (
-        {"logit_bias": {5: 2.0, 40: -4.0, 17: 3.5}},
-        {"sequence_bias": {(5,): 2.0, (40,): -4.0, (17,): 3.5}},
-    ),
-    "forced end": ({"forced_tokens": {23: 9}, "stop_token_ids": (9,)}, {"forced_eos_token_id": 9, "eos_token_id": 9}),
-    "minimum": ({"min_new_tokens": 15, "stop_token_ids": (9, 12)}, {"min_new_tokens": 15, "eos_token_id": [9, 12]}),
-    "together": (
-        {"repetition_penalty": 1.3, "banned_token_ids": (7,), "logit_bias": {5: 2.0}},
-        {"repetition_penalty": 1.3, "bad_words_ids": [[7]], "sequence_bias": {(5,): 2.0}},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", list(PROCESSORS))
-def test_greedy_text_is_that_of_transformers_processors(name: str) -> None:
-    ours, theirs = PROCESSORS[name]
-    lengths, new = (1, 5, 17, 40), 24
-    prompts = [models.prompt(length) for length in lengths]
-    want, plain = [], []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": new, "pad_token_id": 0}
-        want.append(models.untouched("llama").generate(ids, **options, **theirs)[0, len(prompt) :].tolist())
-        ends = {key: value for key, value in theirs.items() if key == "eos_token_id"}
-        plain.append(models.untouched("llama").generate(ids, **options, **ends)[0, len(prompt) :].tolist())
-    assert want != plain, "the processor does nothing here: the test would prove little"
-    params = SamplingParams(temperature=0, max_new_tokens=new, **ours)
-    texts = [[*prompt, *text] for prompt, text in zip(prompts, want, strict=True)]
-    small = HuggingFaceTarget(models.kin("llama"), max_length=320, max_rows=4)
-    for made in (
-        None,
-        NoisyChain(texts, 0.8, 96, num_draft_tokens=5),
-        NoisyTree(texts, 0.8, 96, num_draft_tokens=9),
-        get_drafter("draft_model")(small, num_draft_tokens=4),
-    ):
-        engine = Engine(models.target("llama", max_rows=4), made)
-        assert [handle.tokens for handle in engine.generate(prompts, params)] == want, (name, made)
-
-
 def test_plain_decoding_of_a_model_is_the_cache_free_oracle() -> None:
     logits_after = recompute(models.untouched("gpt2"))
     changes = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2, "logit_bias": {4: 1.0}}
@@ -222,8 +201,9 @@ def test_a_short_text_may_follow_a_longer_one_in_its_row() -> None:
         {"frequency_penalty": 0.9, "presence_penalty": 0.5},
         {"repetition_penalty": 0.6, "logit_bias": {0: 1.0}, "banned_token_ids": (2,), "top_k": 2},
         {"grammar": counting(4), "stop_token_ids": (3,), "min_new_tokens": 6},
+        {"logits_processors": (no_token_after_itself,), "no_repeat_ngram_size": 3, "bad_words": ((0, 2), (3, 1, 0))},
     ],
-    ids=["repetition", "counts", "mixed", "grammar"],
+    ids=["repetition", "counts", "mixed", "grammar", "texts"],
 )
 @pytest.mark.parametrize("kind", ["model", "unedited"])
 def test_rejection_keeps_the_joint_distribution_under_processors(kind: str, changes: dict[str, Any]) -> None:

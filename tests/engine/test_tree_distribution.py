@@ -28,6 +28,19 @@ SHAPES = {
 }
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "presence_penalty": 0.9}
 PROCESSORS = PENALTIES | {"logit_bias": {2: 0.8}, "banned_token_ids": (0,), "forced_tokens": {1: 3}}
+
+
+def bias_of_the_last_two(token_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    logits[(token_ids[-1] + 2 * token_ids[-2] if len(token_ids) > 1 else 0) % VOCAB] += 1.5
+    return logits
+
+
+TEXTS: dict[str, Any] = {
+    "no_repeat_ngram_size": 3,
+    "bad_words": ((0, 2), (3, 3, 1)),
+    "logits_processors": (bias_of_the_last_two,),
+    "temperature": 1.2,
+}
 CASES = [
     ("recursive_rejection", "hybrid", {}),
     ("recursive_rejection", "without_replacement", {"temperature": 1.4, "top_k": 3}),
@@ -52,7 +65,7 @@ def drafter(shape: str) -> SampledTree:
 @pytest.mark.parametrize(("rule", "shape", "params"), CASES, ids=lambda value: str(value))
 def test_the_joint_distribution_of_three_tokens_is_the_target_s(rule: str, shape: str, params: dict[str, Any]) -> None:
     engine, reader = Engine(target(), drafter(shape), rule=rule), target()
-    requests = 1200 if "logit_bias" in params else 2500
+    requests = 1200 if {"logit_bias", "logits_processors"} & {*params} else 2500
     handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=6, **params)) for seed in range(requests)]
     while not engine.idle:
         engine.step()
@@ -61,6 +74,11 @@ def test_the_joint_distribution_of_three_tokens_is_the_target_s(rule: str, shape
     assert p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact) > 1e-3
     assert engine.stats.steps > len(handles), "texts must be made of several steps"
     assert 0.2 < engine.stats.tau - 1 < 2.5, "all accepted or all refused: the test would prove little"
+
+
+@pytest.mark.parametrize(("rule", "shape"), [("recursive_rejection", "mixed"), ("traversal", "hybrid")])
+def test_the_joint_distribution_with_processors_that_read_texts(rule: str, shape: str) -> None:
+    test_the_joint_distribution_of_three_tokens_is_the_target_s(rule, shape, TEXTS)
 
 
 @pytest.mark.parametrize("rule", ["recursive_rejection", "traversal", "best"])

@@ -86,7 +86,9 @@ def test_other_values_are_refused_before_anything_is_loaded(sampling: Any) -> No
         ({"temperature": 0.7}, {"temperature": 0.7}),  # without do_sample
         ({"min_p": 0.1, "top_k": 0, "min_new_tokens": 2}, {"min_p": 0.1, "min_new_tokens": 2}),
         ({"suppress_tokens": [4, 5]}, {"banned_token_ids": (4, 5)}),
-        ({"suppress_tokens": [4], "bad_words_ids": [[6], [2], [7, 8]]}, {"banned_token_ids": (4, 6)}),
+        ({"suppress_tokens": [4], "bad_words_ids": [[6], [2], [7, 8]]},
+         {"banned_token_ids": (4, 6), "bad_words": ((7, 8),)}),
+        ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 3}),
         ({"sequence_bias": {(6,): -1.0, (7, 8): 3.0}}, {"logit_bias": {6: -1.0}}),
         ({"sequence_bias": [[[6], -1.0]]}, {"logit_bias": {6: -1.0}}),
         ({"stop_strings": ["END"]}, {"stop": ["END"]}),
@@ -109,7 +111,6 @@ def test_a_model_may_have_no_generation_config() -> None:
         ({"typical_p": 0.5, "top_h": 0.4}, "typical_p=0.5, top_h=0.4"),
         ({"forced_bos_token_id": 3, "forced_eos_token_id": 2}, "forced_bos_token_id=3, forced_eos_token_id=2"),
         ({"begin_suppress_tokens": [3]}, "begin_suppress_tokens=[3]"),
-        ({"bad_words_ids": [[7, 8]]}, "bad_words_ids of several tokens"),
         ({"sequence_bias": {(7, 8): 3.0}}, "sequence_bias of several tokens"),
     ],
 )

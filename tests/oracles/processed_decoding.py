@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from oracles.distributions import dist
 from oracles.plain_decoding import LogitsAfter, replay_choice
@@ -15,8 +16,12 @@ from specdec_fast.sampling.params import SamplingParams
 def processed(
     logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], new: Sequence[int], ends: Sequence[int]
 ) -> np.ndarray:
-    """Returns logits float64 [V] after prompt and new tokens, with penalties, bias, bans, forced tokens and grammar."""
-    result = np.array(logits, dtype=np.float64)
+    """Returns logits float64 [V] after prompt and new tokens, with all processors."""
+    text = [*prompt, *new]
+    given = torch.from_numpy(np.array(logits, dtype=np.float64))
+    for custom in params.logits_processors:
+        given = custom(list(text), given)
+    result = given.numpy()
     for token in {*prompt, *new}:
         factor = params.repetition_penalty
         result[token] = result[token] * factor if result[token] < 0 else result[token] / factor
@@ -25,6 +30,14 @@ def processed(
         result[token] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
         result[token] += params.logit_bias.get(token, 0.0)
     forbidden = set(params.banned_token_ids)
+    size = params.no_repeat_ngram_size
+    if size:
+        grams = {tuple(text[at : at + size]) for at in range(len(text) - size + 1)}
+        start = [*text[len(text) - size + 1 :]] if size > 1 else []
+        forbidden |= {token for token in range(len(result)) if (*start, token) in grams}
+    for *before, last in params.bad_word_ids:
+        if text[len(text) - len(before) :] == before:
+            forbidden.add(last)
     if len(new) < params.min_new_tokens:
         forbidden |= set(ends)
     everything = set(range(len(result)))

@@ -76,6 +76,65 @@ def test_logprobs_are_those_of_the_engine(client: OpenAI) -> None:
         assert top == pytest.approx({TOKENIZER.decode([token]): value for token, value in own.top})
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs_scores_the_prompt(client: OpenAI, stream: bool) -> None:
+    """As evaluation programs ask for it: the first token has none, and offsets count from the start of the prompt."""
+    params = SamplingParams(seed=5, max_new_tokens=6, logprobs=2, prompt_logprobs=2)
+    handle = make_engine(drafter=None).generate(["the in"], params)[0]
+    options: dict[str, Any] = {"seed": 5, "max_tokens": 6, "echo": True, "logprobs": 2, "stream": stream, "n": 2}
+    made: Any = client.completions.create(model="toy", prompt=["a", "the in"], **options)
+    found: dict[str, list[Any]] = {}
+    other: list[Any] = []
+    for part in made if stream else [made]:
+        for choice in part.choices:
+            if choice.index == 2:  # the first text of the second prompt
+                for name, values in choice.logprobs.model_dump().items():
+                    found.setdefault(name, []).extend(values)
+            if choice.index == 3:
+                other += choice.logprobs.token_logprobs
+    assert handle.prompt_logprobs is not None
+    tokens = [*handle.prompt, *handle.tokens]
+    assert found["tokens"] == [TOKENIZER.decode([token]) for token in tokens]
+    scored = [*handle.prompt_logprobs[1:], *handle.logprobs]
+    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+    assert found["token_logprobs"][1:] == pytest.approx([each.logprob for each in scored if each])
+    for top, own in zip(found["top_logprobs"][1:], scored, strict=True):
+        assert own is not None and top == pytest.approx({TOKENIZER.decode([token]): value for token, value in own.top})
+    text = "".join(found["tokens"])
+    assert [text[at:][: len(token)] for at, token in zip(found["text_offset"], found["tokens"])] == found["tokens"]
+    assert other[: len(handle.prompt)] == found["token_logprobs"][: len(handle.prompt)]
+
+
+def test_prompt_logprobs_have_the_form_of_vllm(served: Running) -> None:
+    params = SamplingParams(seed=5, max_new_tokens=2, prompt_logprobs=3)
+    (handle,) = make_engine(drafter=None).generate(["one"], params)
+    body = {"prompt": "one", "seed": 5, "max_tokens": 2, "prompt_logprobs": 1}
+    (choice,) = served.post("completions", body).json()["choices"]
+    assert handle.prompt_logprobs is not None and choice["prompt_logprobs"][0] is None
+    for own, each in zip(handle.prompt_logprobs[1:], choice["prompt_logprobs"][1:], strict=True):
+        assert own is not None and each[str(own.token)]["logprob"] == pytest.approx(own.logprob)
+        best, value = own.top[0]
+        shown = {"logprob": pytest.approx(value), "rank": 1, "decoded_token": TOKENIZER.decode([best])}
+        assert each[str(best)] == shown and len(each) == 2 - (best == own.token)
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "prompt_logprobs": 0}
+    answer = served.post("chat/completions", chat).json()
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    refused = served.post("completions", {**body, "stream": True})
+    assert refused.status_code == 400 and "prompt_logprobs: got a stream" in refused.json()["error"]["message"]
+
+
+def test_words_and_ngrams_are_forbidden(served: Running) -> None:
+    body: dict[str, Any] = {"prompt": "one", "seed": 5, "max_tokens": 30}
+    text = served.post("completions", body).json()["choices"][0]["text"]
+    other = served.post("completions", {**body, "bad_words": [text[2:4]]}).json()["choices"][0]["text"]
+    params = SamplingParams(seed=5, max_new_tokens=30, bad_words=[text[2:4]])
+    assert texts(["one"], params) == [other] != [text] and text[2:4] not in other
+    single = served.post("completions", {**body, "no_repeat_ngram_size": 1}).json()["choices"][0]["text"]
+    assert texts(["one"], SamplingParams(seed=5, max_new_tokens=30, no_repeat_ngram_size=1)) == [single] != [text]
+    assert served.post("completions", {**body, "bad_words": [""]}).status_code == 400
+    assert served.post("completions", {**body, "bad_words": "one"}).status_code == 422
+
+
 def test_logprobs_of_a_stream_are_those_of_a_whole_text(client: OpenAI) -> None:
     whole = client.completions.create(model="toy", prompt="one", seed=5, max_tokens=30, logprobs=2).choices[0].logprobs
     parts = client.completions.create(model="toy", prompt="one", seed=5, max_tokens=30, logprobs=2, stream=True)

@@ -52,7 +52,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         ({"stop": ""}, 400, "stop", "non-empty"),
         ({"logit_bias": {"a": 1}}, 400, "logit_bias", "token ids"),
         ({"logprobs": 21}, 400, "logprobs", "0 to 20"),
-        ({"echo": True, "logprobs": 1}, 400, "echo", "logprobs"),
+        ({"echo": True, "logprobs": 21}, 400, "logprobs", "0 to 20"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options", "stream true"),
         ({"response_format": {"type": "json_schema"}}, 400, "response_format", "schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, 400, None, "schema"),

@@ -41,6 +41,9 @@ def params(**fields: Any) -> SamplingParams:
         ("min_tokens", 4, "min_new_tokens", 4),
         ("skip_special_tokens", False, "skip_special_tokens", False),
         ("include_stop_str_in_output", True, "include_stop_str_in_output", True),
+        ("no_repeat_ngram_size", 3, "no_repeat_ngram_size", 3),
+        ("bad_words", ["one", [4, 5]], "bad_words", ("one", (4, 5))),
+        ("prompt_logprobs", 2, "prompt_logprobs", 2),
     ],
 )
 def test_every_field_is_read(field: str, value: Any, name: str, expected: Any) -> None:
@@ -64,3 +67,10 @@ def test_seeds_of_samples() -> None:
     assert seeded == [each.seed for each in repeat(request, [1, 2], SamplingParams(seed=7)).params]
     assert seeded[1:] != [each.seed for each in repeat(request, [1, 3], SamplingParams(seed=7)).params][1:]
     assert [each.seed for each in repeat(request, [1, 2], SamplingParams()).params] == [None] * 4
+
+
+def test_one_text_scores_the_prompt() -> None:
+    request = CompletionRequest.model_validate({"prompt": "one", "n": 3})
+    for seed in (None, 7):
+        texts = repeat(request, [1, 2], SamplingParams(seed=seed, prompt_logprobs=1)).params
+        assert [each.prompt_logprobs for each in texts] == [1, None, None]

@@ -12,7 +12,7 @@ from oracles import models
 
 from specdec_fast import SamplingParams, load
 from specdec_fast.targets.skipped_layers import SkippedLayers
-from specdec_fast.tune.skipped_layers_search import Bench, Trial, best_of, confirm, search
+from specdec_fast.tune.skipped_layers_search import Bench, Trial, best_of, confirm, judge, search
 
 
 def separable(best: SkippedLayers, layers: int, noise: float = 0.0) -> Any:
@@ -64,12 +64,36 @@ def test_the_best_is_judged_by_all_its_trials_and_measured_again() -> None:
     trials = [Trial(lucky, 0.6), Trial(steady, 0.7), Trial(SkippedLayers(), 1.1), Trial(SkippedLayers((0, 1), ()), 1.5)]
     assert best_of(trials).skip == lucky
     again = confirm(lambda skip: Trial(skip, 0.95 if skip == lucky else 0.7), trials)
-    assert [trial.skip for trial in again] == [lucky, steady, SkippedLayers()]
+    assert [trial.skip for trial in again] == [lucky, steady, SkippedLayers((0, 1), ())]
     best = best_of([*trials, *again])
     assert best.skip == steady and best.cost == pytest.approx(0.7)
     assert best_of([Trial(lucky, 0.6, 0.2), Trial(lucky, 0.8, 0.1)]).noise == pytest.approx(math.sqrt(0.02))
     with pytest.raises(ValueError, match="got no trials"):
         best_of([])
+
+
+def test_nothing_skipped_never_wins() -> None:
+    nothing, some = SkippedLayers(), SkippedLayers((1,), ())
+    assert best_of([Trial(nothing, 0.5), Trial(some, 1.2)]).skip == some
+    assert best_of([Trial(nothing, 0.5)]).skip == nothing, "there is no other"
+    assert not judge(lambda skip: Trial(skip, 0.5), nothing, 3).pays
+
+
+@pytest.mark.parametrize(
+    ("costs", "pays", "rounds"),
+    [
+        ([0.90, 0.91, 0.89, 0.90, 0.92, 0.88], True, 6),
+        ([0.97, 0.90, 1.04, 0.95, 1.02, 0.94], False, 6),  # the mean is below 1, by less than the noise
+        ([1.20, 1.30, 1.25, 0.1, 0.1, 0.1], False, 3),  # half of the rounds decide
+    ],
+)
+def test_a_gain_is_compared_with_the_noise(costs: list[float], pays: bool, rounds: int) -> None:
+    left = iter(costs)
+    found = judge(lambda skip: Trial(skip, next(left), tau=1.5), SkippedLayers((1,), ()), 6)
+    assert (found.pays, found.rounds, found.tau) == (pays, rounds, 1.5)
+    assert found.cost.low < found.cost.mean < found.cost.high
+    with pytest.raises(ValueError, match="rounds: got 2; expected at least 3"):
+        judge(lambda skip: Trial(skip, 1.0), SkippedLayers(), 2)
 
 
 def test_trials_survive_json() -> None:

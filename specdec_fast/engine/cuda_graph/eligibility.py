@@ -19,6 +19,7 @@ from specdec_fast.engine.request import Handle
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import CudaGraphProposals, Drafter, Rule
 from specdec_fast.sampling.logits_processors import has_penalties
+from specdec_fast.sampling.text_processors import reads_text
 from specdec_kernels.graph_capture import HostReadError
 from specdec_kernels.unknown_names import unknown_name
 
@@ -96,6 +97,8 @@ def _of_request(handle: Handle) -> Iterable[str]:
     params = handle.params
     if params.stop:
         yield "a running request has stop strings"
+    if reads_text(params):
+        yield "a running request has n-grams, bad words or custom processors, which read its text on the host"
     if has_penalties(params) or params.grammar is not None:
         yield "a running request has penalties or a grammar, which follow its tokens on the host"
     processors = (params.logit_bias, params.banned_token_ids, params.forced, params.min_new_tokens)

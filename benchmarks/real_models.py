@@ -1,0 +1,242 @@
+"""Speed on models that people use: transformers, plain decoding and drafters without a model, interleaved in one run.
+
+    python -m benchmarks.real_models --model SmolLM2-135M-Instruct=FILE.gguf --model gemma-3-270m=FOLDER
+
+Every task is a prompt of its own: prose, code, a list, an edit of code, and a summary that repeats its source. In each
+round all sides write the same task, one after the other, and who goes first rotates. Drafters begin every text with an
+empty memory. A row is one side on one task; its speed is the median over rounds of the ratio to plain decoding in the
+same round, prefill included. Texts are compared with those of plain decoding. Every row is written to
+benchmarks/results at once, and replaces the row of the same model, setting, task and side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+
+from benchmarks.harness.interleave import environment
+from benchmarks.harness.progress_line import Progress
+from benchmarks.harness.result_files import write_whole
+from benchmarks.harness.select_rows import RESULTS, named
+from specdec_fast import SamplingParams, load
+from specdec_fast.loading import load_model, load_tokenizer
+
+TABLE = "real_models_cpu.json"
+PLAIN, PEER = "plain", "transformers"
+SIDES: dict[str, dict[str, Any]] = {
+    PLAIN: {},
+    "auto": {"drafter": "auto"},
+    "suffix": {"drafter": "suffix"},
+    "ngram": {"drafter": "ngram"},
+    "forest of suffix and recycling": {"drafter": "forest", "drafter_options": {"of": "suffix,recycling"}},
+    "forest with budget goodput": {
+        "drafter": "forest", "drafter_options": {"of": "suffix,recycling"}, "budget": "goodput"
+    },
+}  # fmt: skip
+
+_CLASS = """class Account:
+    def __init__(self, owner, balance):
+        self.owner = owner
+        self.balance = balance
+
+    def deposit(self, amount):
+        if amount <= 0:
+            raise ValueError("amount must be positive")
+        self.balance += amount
+        return self.balance
+
+    def withdraw(self, amount):
+        if amount > self.balance:
+            raise ValueError("insufficient balance")
+        self.balance -= amount
+        return self.balance
+"""
+_REPORT = (
+    "The city council of Harlow voted on Tuesday to close the old bridge over the river Stour for eighteen months. "
+    "Engineers found cracks in three of the five stone piers during an inspection in March. The bridge, built in 1874, "
+    "carries about nine thousand vehicles a day. The council expects repairs to cost four million pounds, half of "
+    "which the county will pay. Shop owners on the east bank fear a loss of customers during the works."
+)
+TASKS = {
+    "prose": "The history of the Roman Empire begins with",
+    "story": "Once upon a time, in a small village by the sea, there lived",
+    "code": 'def quicksort(items):\n    """Sorts a list."""\n',
+    "list": "Countries and capitals:\nFrance: Paris\nGermany: Berlin\nSpain: Madrid\nItaly:",
+    "rename": "Rewrite the class below with the name `Wallet` in place of `Account`.\n\n"
+    + f"{_CLASS}\nAnswer:\n\nclass Wallet:\n    def __init__(self, owner, balance):\n",
+    "summary": f"{_REPORT}\n\nSummary: The city council of Harlow",
+}
+COPYING = ("rename", "summary")
+"""Tasks whose texts repeat their prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One condition under which all sides are measured."""
+
+    dtype: str
+    threads: int
+    temperature: float
+    new_tokens: int
+
+
+def transformers_side(model: Any, setting: Setting) -> Callable[[list[int]], tuple[list[int], float]]:
+    """Returns plain `generate` over a model of its own."""
+    model.generation_config.eos_token_id = None  # texts end by length, as ours do
+
+    def run(prompt: list[int]) -> tuple[list[int], float]:
+        ids = torch.tensor([prompt])
+        options: dict[str, Any] = {"do_sample": False}
+        if setting.temperature > 0:
+            options = {"do_sample": True, "temperature": setting.temperature, "top_k": 0, "top_p": 0.95}
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=setting.new_tokens, pad_token_id=0, **options
+        )
+        return out[0, len(prompt) :].tolist(), 1.0
+
+    return run
+
+
+def our_side(engine: Any, setting: Setting) -> Callable[[list[int]], tuple[list[int], float]]:
+    """Returns decoding by an engine, whose drafter forgets earlier texts."""
+
+    def run(prompt: list[int]) -> tuple[list[int], float]:
+        forget = getattr(engine.drafter, "forget", None)
+        if forget is not None:
+            forget()
+        params = SamplingParams(
+            temperature=setting.temperature, top_p=0.95, seed=5, max_new_tokens=setting.new_tokens, ignore_eos=True
+        )
+        (handle,) = engine.generate([prompt], params)
+        return handle.tokens, handle.stats.tau
+
+    return run
+
+
+def measure(
+    place: str | Path, setting: Setting, names: list[str], tasks: list[str], rounds: int, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Returns the rows of one model under one setting.
+
+    Args:
+        place: Folder, GGUF file or hub id of the model.
+        setting: Data type, threads, temperature and length.
+        names: Sides beside plain decoding.
+        tasks: Names of tasks.
+        rounds: Rounds of each task, after one that does not count.
+        clock: Seconds, of the wall or of the process.
+    """
+    torch.set_num_threads(setting.threads)
+    tokenizer, model = load_tokenizer(place), load_model(place, setting.dtype)
+    sides: dict[str, Callable[[list[int]], tuple[list[int], float]]] = {}
+    for name in dict.fromkeys([PLAIN, *names]):
+        if name == PEER:
+            sides[name] = transformers_side(load_model(place, setting.dtype), setting)
+        else:  # prompts are computed anew in every round; one model serves all engines in turn
+            own = model if name == PLAIN else load_model(place, setting.dtype)
+            options = {"max_rows": 1, "max_length": 2048, "prefix_sharing": False, **SIDES[name]}
+            sides[name] = our_side(load(own, tokenizer=tokenizer, **options), setting)
+    rows, order = [], list(sides)
+    progress = Progress(f"{setting.dtype}, {setting.threads} threads", len(tasks) * (rounds + 1) * len(order))
+    for task in tasks:
+        prompt = list(tokenizer.encode(TASKS[task]))
+        seconds: dict[str, list[float]] = {name: [] for name in order}
+        texts: dict[str, list[int]] = {}
+        taus: dict[str, float] = {}
+        for turn in range(rounds + 1):
+            shift = turn % len(order)
+            for name in order[shift:] + order[:shift]:
+                gc.collect()
+                start = clock()
+                texts[name], taus[name] = sides[name](prompt)
+                if turn:
+                    seconds[name].append(clock() - start)
+                progress.step()
+        for name in order:
+            ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name])]
+            rows.append(
+                {
+                    "task": task,
+                    "side": name,
+                    "tau": taus[name],
+                    "tokens_per_second": setting.new_tokens / median(seconds[name]),
+                    "speed_vs_plain": median(ratios),
+                    "speed_vs_plain_range": [min(ratios), max(ratios)],
+                    # transformers draws with another generator
+                    "identical": None if name == PEER and setting.temperature > 0 else texts[name] == texts[PLAIN],
+                    "rounds": rounds,
+                }
+            )
+    return rows
+
+
+KEYS = ("model", "dtype", "threads", "temperature", "task", "side")
+
+
+def merged(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows with one replaced."""
+    return [row for row in rows if any(row[key] != new[key] for key in KEYS)] + [new]
+
+
+def as_markdown(rows: list[dict[str, Any]]) -> str:
+    """Returns the rows as a Markdown table."""
+    titles = "| model | dtype | threads | T | task | side | tau | tokens/s | speed / plain | range | identical |"
+    lines = [titles, "|" + "---|" * 11]
+    for row in rows:
+        low, high = row["speed_vs_plain_range"]
+        same = {True: "yes", False: "no", None: "–"}[row["identical"]]
+        lines.append(
+            f"| {row['model']} | {row['dtype']} | {row['threads']} | {row['temperature']:g} | {row['task']} | "
+            f"{row['side']} | {row['tau']:.2f} | {row['tokens_per_second']:.1f} | {row['speed_vs_plain']:.2f} | "
+            f"{low:.2f} to {high:.2f} | {same} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", required=True, metavar="NAME=PLACE", help="may be repeated")
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0])
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="titles of sides, or parts of titles, separated by |")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument(
+        "--processor-time", action="store_true", help="processor time, for a machine with other work; 1 thread only"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / TABLE)
+    asked = parser.parse_args()
+    if asked.processor_time and asked.threads != [1]:
+        parser.error(f"--processor-time: got --threads {asked.threads}; expected --threads 1")
+    names = named(asked.only, [PEER, *SIDES])
+    facts = {**environment(), "clock": "processor" if asked.processor_time else "wall"}
+    clock = process_time if asked.processor_time else perf_counter
+    rows: list[dict[str, Any]] = json.loads(asked.out.read_text())["rows"] if asked.out.exists() else []
+    for each in asked.model:
+        model, _, place = each.partition("=")
+        if not place:
+            parser.error(f"--model: got {each!r}; expected NAME=PLACE, such as SmolLM2=HuggingFaceTB/SmolLM2-135M")
+        for dtype, threads, temperature in product(asked.dtype, asked.threads, asked.temperature):
+            setting = Setting(dtype, threads, temperature, asked.new_tokens)
+            own = {"model": model, "dtype": dtype, "threads": threads, "temperature": temperature}
+            for row in measure(place, setting, names, asked.tasks, asked.rounds, clock):
+                rows = merged(rows, {**own, **row, "new_tokens": asked.new_tokens, "environment": facts})
+                print(as_markdown(rows[-1:]).splitlines()[-1], flush=True)
+            write_whole(asked.out, {"rows": rows})
+    write_whole(asked.out.with_suffix(".md"), as_markdown(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
