@@ -21,7 +21,7 @@ namespace {
 #include "decoder/norm_rope_activation.h"
 }  // namespace
 
-const ElementwiseKernels kAvx2Elementwise = {norm, rotate, gate, scale, cap};
+const ElementwiseIsa kAvx2Elementwise = {kElementwise<float>, kElementwise<BFloat16>};
 
 }  // namespace specdec
 

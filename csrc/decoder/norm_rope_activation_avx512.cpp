@@ -22,7 +22,7 @@ namespace {
 #include "decoder/norm_rope_activation.h"
 }  // namespace
 
-const ElementwiseKernels kAvx512Elementwise = {norm, rotate, gate, scale, cap};
+const ElementwiseIsa kAvx512Elementwise = {kElementwise<float>, kElementwise<BFloat16>};
 
 }  // namespace specdec
 

@@ -16,6 +16,6 @@ namespace {
 #include "decoder/norm_rope_activation.h"
 }  // namespace
 
-const ElementwiseKernels kPortableElementwise = {norm, rotate, gate, scale, cap};
+const ElementwiseIsa kPortableElementwise = {kElementwise<float>, kElementwise<BFloat16>};
 
 }  // namespace specdec

@@ -228,7 +228,8 @@ class DraftModelDrafter:
         """The fused forward, if nothing but picking a token happens between the passes of a chain."""
         if self.entropy_stop or self.tokenizers != "same" or not isinstance(self.model, HuggingFaceTarget):
             return None
-        return self.model.fused_forward
+        fused = self.model.fused_forward
+        return None if fused is None or fused.run_chain is None else fused
 
     def _draft_fused(
         self,

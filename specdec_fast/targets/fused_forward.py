@@ -43,8 +43,8 @@ def why_not_fused(model: Any) -> str | None:
     if family not in _FAMILIES or not type(model).__module__.startswith("transformers."):
         expected = ", ".join(f"{each}ForCausalLM" for each in _FAMILIES)
         return f"the model is {type(model).__name__}; expected one of transformers' {expected}"
-    if model.device.type != "cpu" or model.dtype != torch.float32:
-        return f"the model is {model.dtype} on {model.device.type}; expected torch.float32 on cpu"
+    if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
+        return f"the model is {model.dtype} on {model.device.type}; expected torch.float32 or torch.bfloat16 on cpu"
     activation = _activation_name(model.config)
     if activation not in _ACTIVATIONS:
         return f"its activation is {activation}; expected {' or '.join(_ACTIVATIONS)}"
@@ -117,8 +117,8 @@ class FusedForward:
     cache: PagedCache
     run: Callable[..., Tensor]
     """Backend of `fused_forward`."""
-    run_chain: Callable[..., Tensor | tuple[Tensor, ...]]
-    """Backend of `draft_chain`."""
+    run_chain: Callable[..., Tensor | tuple[Tensor, ...]] | None
+    """Backend of `draft_chain`, or None if it does not serve the dtype."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, wanted: Tensor | None, packed: PackedContext) -> Tensor:
         """Runs the pass. Returns logits of all nodes [M, V], or of the `wanted` ones [N, V]."""
@@ -160,6 +160,7 @@ class FusedForward:
         Returns:
             The result of `specdec_kernels.draft_chain`: tokens, and distributions if tokens are sampled.
         """
+        assert self.run_chain is not None
         where = rows, self.cache.page_table, self.cache.lengths
         params = temperature, top_k, top_p, min_p, seeds, roots
         return self.run_chain(self.table, tokens, offsets, counts, *where, *params, vocab_size, first_draw)
@@ -189,7 +190,7 @@ def build_fused_forward(model: Any, cache: PagedCache, windows: Sequence[int]) -
         scale=float(attention.scaling),
         softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
         logits_softcap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
-        embedding_scale=float(getattr(base.embed_tokens, "embed_scale", 1.0)),
+        embedding_scale=_embedding_scale(base.embed_tokens),
         norm_offset=_norm_offset(base.norm),
         activation=_ACTIVATIONS[_activation_name(config)],
     )
@@ -205,21 +206,28 @@ def build_fused_forward(model: Any, cache: PagedCache, windows: Sequence[int]) -
     )
     if name != "cpu":
         raise ValueError(f"fused_forward is served by {name}; expected cpu, the compiled extension")
-    return FusedForward(table, cache, run, draft_chain.bind_backend(table, one)[1])
+    run_chain = None if table.is_bfloat16 else draft_chain.bind_backend(table, one)[1]
+    return FusedForward(table, cache, run, run_chain)
+
+
+def _embedding_scale(embedding: Any) -> float:
+    """The factor of the embeddings, in their precision."""
+    scale = getattr(embedding, "embed_scale", None)
+    return 1.0 if scale is None else float(scale.to(embedding.weight.dtype))
 
 
 @torch.no_grad()
 def _norm_offset(norm: Any) -> float:
     """What a norm adds to its weight: 1 in Gemma's, 0 in others. The output for ones shows it."""
-    ones = torch.ones(1, norm.weight.shape[0], dtype=torch.float32, device="cpu")
-    return float((norm(ones) - norm.weight).mean().round())
+    ones = torch.ones(1, norm.weight.shape[0], dtype=norm.weight.dtype, device="cpu")
+    return float((norm(ones) - norm.weight).float().mean().round())
 
 
 @torch.no_grad()
 def _rotary_tables(model: Any, positions: int) -> tuple[list[int], Tensor]:
     """Returns the index of each layer's table, and the tables [R, positions, width]."""
     rotary, count = model.model.rotary_emb, len(model.model.layers)
-    given = torch.zeros(1, dtype=torch.float32, device="cpu"), torch.arange(positions, device="cpu")[None]
+    given = torch.zeros(1, dtype=model.dtype, device="cpu"), torch.arange(positions, device="cpu")[None]
     by_layer = list(model.config.layer_types) if hasattr(rotary, "layer_types") else []  # a table by type of layer
     types: list[Any] = sorted(set(by_layer)) or [None]
     found = [rotary(*given) if kind is None else rotary(*given, layer_type=kind) for kind in types]

@@ -30,7 +30,7 @@ def run(backend: str, table: DecoderTable, nodes: tuple[Any, ...]) -> torch.Tens
         with use_backend("reference"):
             return fused_forward(table, *nodes)
     assert table.obstacle is None
-    return torch.ops.specdec.fused_forward(table.addresses, *nodes, table.vocab_size, ISAS[backend])
+    return torch.ops.specdec.fused_forward(table.addresses, *nodes, table.vocab_size, table.is_bfloat16, ISAS[backend])
 
 
 def amplification(table: DecoderTable) -> float:

@@ -21,7 +21,7 @@ def why_not_decoder(decoder: DecoderTable, *args: Any, **kwargs: Any) -> str | N
 
 def decoder_key(decoder: DecoderTable, tokens: Tensor, *args: Any, **kwargs: Any) -> Hashable:
     """Returns the signature of a call whose first arguments are a decoder and tokens."""
-    return tokens.device.type, getattr(decoder, "obstacle", "no DecoderTable")
+    return tokens.device.type, getattr(decoder, "obstacle", "no DecoderTable"), getattr(decoder, "is_bfloat16", None)
 
 
 # not in graphs: the schema takes addresses and cannot declare that caches are written

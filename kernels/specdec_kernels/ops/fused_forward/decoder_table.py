@@ -14,7 +14,7 @@ from ...dispatch import argument_checks
 
 _OP = "fused_forward"
 MATRICES = ("query", "key", "value", "out", "gate", "up", "down")
-"""Matrices of a layer, which the C++ backend takes stored by input."""
+"""Matrices of a layer. The C++ backend takes them all stored by input, or all by output."""
 ACTIVATIONS = ("silu", "gelu_tanh")
 """Activations of the gate, in the order of their numbers in csrc/decoder/fused_forward.h."""
 
@@ -156,6 +156,11 @@ class DecoderTable:
         return self.layers[0].down.shape[1]
 
     @property
+    def is_bfloat16(self) -> bool:
+        """Returns whether weights and caches are bfloat16."""
+        return self.embedding.dtype == torch.bfloat16
+
+    @property
     def positions(self) -> int:
         """Returns the positions in a rotary table."""
         return self.rotary.shape[1]
@@ -220,15 +225,18 @@ class DecoderTable:
 
     def _find_obstacle(self) -> str | None:
         """Returns why the C++ backend cannot use the addresses, or None."""
-        if self.embedding.dtype != torch.float32:
-            return f"the decoder is {self.embedding.dtype}; expected torch.float32"
+        if self.embedding.dtype not in (torch.float32, torch.bfloat16):
+            return f"the decoder is {self.embedding.dtype}; expected torch.float32 or torch.bfloat16"
         if self.keys[0].shape[3] > 512:
             return f"heads are {self.keys[0].shape[3]} wide; expected at most 512"
+        by_output = _is_by_output(self.layers)
         for layer in self.layers:
             for name in MATRICES:
                 matrix = getattr(layer, name)
-                if not matrix.t().is_contiguous():
-                    return f"{name} has strides {matrix.stride()}; expected (1, {matrix.shape[0]}): stored by input"
+                if not (matrix if by_output else matrix.t()).is_contiguous():
+                    strides = (matrix.shape[1], 1) if by_output else (1, matrix.shape[0])
+                    stored = "output, as all others" if by_output else "input"
+                    return f"{name} has strides {matrix.stride()}; expected {strides}: stored by {stored}"
         if not (self.head.is_contiguous() or self.head.t().is_contiguous()):
             return f"head has strides {self.head.stride()}; expected those of [V, hidden], stored by output or by input"
         rest = [self.embedding, self.norm, self.rotary, *self.keys, *self.values]
@@ -250,12 +258,18 @@ class DecoderTable:
         numbers = self.numbers
         choices = [int(not self.head.is_contiguous()), ACTIVATIONS.index(numbers.activation)]
         floats = (numbers.eps, numbers.scale, numbers.softcap, numbers.logits_softcap, numbers.embedding_scale)
+        layout = [int(self.is_bfloat16), int(not _is_by_output(self.layers))]
         bits = struct.unpack("6q", struct.pack("6d", *floats, numbers.norm_offset))
         rows = []
         for layer, keys, values in zip(self.layers, self.keys, self.values):
             tensors = (*_weights(layer), self.rotary[layer.rotary], keys, values)
             rows += [0 if part is None else part.data_ptr() for part in tensors] + [layer.window]
-        return [*whole, *sizes, *choices, *bits, *rows]
+        return [*whole, *sizes, *choices, *bits, *layout, *rows]
+
+
+def _is_by_output(layers: Sequence[DecoderLayer]) -> bool:
+    """Whether all matrices are stored by output, as torch does."""
+    return all(getattr(layer, name).is_contiguous() for layer in layers for name in MATRICES)
 
 
 def _weights(layer: DecoderLayer) -> tuple[Tensor | None, ...]:
