@@ -9,6 +9,18 @@ inline void store(BFloat16* to, Floats value) {
   __builtin_memcpy(to, &shorts, sizeof shorts);
 }
 
+// A value of the residual stream: rounded to T, as models do that keep it in their type.
+template <class T>
+inline Floats rounded_to(Floats value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else {
+    T some[kLanes];
+    store(some, value);
+    return load(some);
+  }
+}
+
 // Vector i of `count` elements, and its writing.
 template <class T>
 inline Floats load_at(const T* from, int64_t i, int64_t count) {
@@ -33,12 +45,12 @@ inline void norm_rows(S* stream, const T* added, const T* weight, T* normed, int
     Floats squares{};
     for (int64_t i = 0; i < hidden; i += kLanes) {
       Floats value = load_at(h, i, hidden);
-      if (added != nullptr) store_at(h, i, hidden, value = value + load_at(added + row * hidden, i, hidden));
+      if (added != nullptr) store_at(h, i, hidden, value = rounded_to<T>(value + load_at(added + row * hidden, i, hidden)));
       squares = fma(value, value, squares);
     }
     const float factor = 1.0f / std::sqrt(total(squares) / static_cast<float>(hidden) + eps);
     for (int64_t i = 0; i < hidden; i += kLanes) {
-      store_at(to, i, hidden, load_at(h, i, hidden) * all(factor) * (load_at(weight, i, hidden) + all(offset)));
+      store_at(to, i, hidden, rounded_to<T>(load_at(h, i, hidden) * all(factor)) * (load_at(weight, i, hidden) + all(offset)));
     }
   }
 }
@@ -97,7 +109,7 @@ inline void gate(Activation activation, const T* gate_up, T* gated, int64_t begi
 
 template <class T>
 inline void scale(const T* from, float factor, float* to, int64_t count) {
-  for (int64_t i = 0; i < count; i += kLanes) store_at(to, i, count, load_at(from, i, count) * all(factor));
+  for (int64_t i = 0; i < count; i += kLanes) store_at(to, i, count, rounded_to<T>(load_at(from, i, count) * all(factor)));
 }
 
 // tanh y = sign(y) * (1 - e^-2|y|) / (1 + e^-2|y|).

@@ -99,6 +99,7 @@ void decoder_case(uint64_t seed) {
   d.eps = 1e-5;
   d.scale = 0.3;
   d.head_by_input = seed % 3 == 0;
+  d.by_input = true;
 
   const int64_t rows = between(random, 1, 3);
   std::vector<int32_t> offsets{0}, lengths, table;

@@ -78,6 +78,39 @@ def test_a_row_has_the_same_bits_alone_and_on_any_number_of_threads(backend: str
 
 
 @needs_cpu
+@pytest.mark.parametrize("by_output", [False, True])
+def test_bfloat16_is_as_exact_as_torch_and_has_the_same_bits_in_any_batch(by_output: bool) -> None:
+    tokens, positions, _, slots, page_table, lengths, offsets, ancestors, depth = WITH_OPTIONS.nodes
+
+    def table() -> DecoderTable:
+        made = WITH_OPTIONS.table(torch.bfloat16)
+        if not by_output:
+            return made
+        layers = [
+            replace(each, **{name: getattr(each, name).contiguous() for name in MATRICES}) for each in made.layers
+        ]
+        ends = made.norm, made.head, made.rotary, made.keys, made.values, made.numbers
+        return DecoderTable(made.embedding, layers, *ends)
+
+    def run_on(isa: int, nodes: tuple[Any, ...]) -> torch.Tensor:
+        made = table()
+        return torch.ops.specdec.fused_forward(made.addresses, *nodes, made.vocab_size, True, isa)
+
+    exact = run("reference", WITH_OPTIONS.table(torch.float64), WITH_OPTIONS.nodes)
+    own = errors(run("reference", table(), WITH_OPTIONS.nodes), exact, float(exact.std()))
+    for isa in range(6):
+        together = run_on(isa, WITH_OPTIONS.nodes)
+        assert together.dtype == torch.bfloat16
+        found = errors(together, exact, float(exact.std()))
+        assert found[0] < 1.5 * own[0] and found[1] < 2 * own[1], (found, own)
+        for row in range(4):
+            part = slice(int(offsets[row]), int(offsets[row + 1]))
+            mine = tokens[part], positions[part], None, slots[part], page_table[row : row + 1], lengths[row : row + 1]
+            trees = torch.tensor([0, part.stop - part.start], dtype=torch.int32), ancestors[part], depth[part]
+            assert torch.equal(run_on(isa, (*mine, *trees)), together[part])
+
+
+@needs_cpu
 def test_wanted_nodes_come_in_their_order_and_may_repeat() -> None:
     wanted = torch.tensor([18, 0, 7, 7])
     nodes = (*ROWS.nodes[:2], wanted, *ROWS.nodes[3:])

@@ -182,8 +182,8 @@ def adapted() -> Any:
     [
         (lambda: models.own("gpt2"), "the model is GPT2LMHeadModel; expected one of transformers' LlamaForCausalLM, "),
         (
-            lambda: models.own("llama", torch.bfloat16),
-            "the model is torch.bfloat16 on cpu; expected torch.float32 on cpu",
+            lambda: models.own("llama", torch.float16),
+            "the model is torch.float16 on cpu; expected torch.float32 or torch.bfloat16 on cpu",
         ),
         (mlp_biased, "mlp.gate_proj is BatchInvariantLinear with a bias"),
         (gelu, "its activation is gelu; expected silu or swish or gelu_pytorch_tanh"),
@@ -238,12 +238,13 @@ def test_models_are_fused_where_it_is_possible() -> None:
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, compile=True, fused_forward=True)
     assert isinstance(engine.target._logits, FusedForward) and isinstance(engine.drafter.model._logits, FusedForward)
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, dtype="bfloat16")
-    assert engine.drafter.model.why_not_fused is None and engine.target.dtype == torch.bfloat16
-    loaded = load_model("demo-draft", "bfloat16")
-    engine = load("demo-target", loaded, max_length=64, max_rows=1, dtype="bfloat16")
-    assert "bfloat16" in engine.drafter.model.why_not_fused
-    with pytest.raises(ValueError, match=r"fused_forward: got True, but the model is torch\.bfloat16"):
-        load("demo-target", max_length=64, max_rows=1, dtype="bfloat16", fused_forward=True)
+    assert engine.drafter.model.dtype == torch.float32 and engine.target.dtype == torch.bfloat16
+    assert engine.target.why_not_fused is None
+    engine = load("demo-target", load_model("demo-draft", "bfloat16"), max_length=64, max_rows=1, dtype="bfloat16")
+    drafted = engine.generate(["In the"], SamplingParams(temperature=0, max_new_tokens=8))[0]
+    assert engine.drafter.model.why_not_fused is None and drafted.stats.faults == 0, "passes one by one"
+    with pytest.raises(ValueError, match=r"fused_forward: got True, but the model is torch\.float16"):
+        load("demo-target", max_length=64, max_rows=1, dtype="float16", fused_forward=True)
     model: Any = load_model("demo-draft")
     assert HuggingFaceTarget(model, max_length=64, max_rows=1, fused_forward=True).why_not_fused is None
 
