@@ -40,12 +40,7 @@ MOUNTED = {
 
 _OUTPUT = "standard output"
 
-_OWN_FLAGS = {
-    "num_draft_tokens": "--draft-tokens",
-    "target": "--model",
-    "banned_token_ids": "--ban",
-    "bad_words": "--bad-word",
-}
+_OWN_FLAGS = {"num_draft_tokens": "--draft-tokens", "target": "--model", "banned_token_ids": "--ban", "bad_words": "--bad-word"}
 """Arguments whose flag has another name."""
 
 

@@ -108,7 +108,7 @@ FusedForward = Annotated[
     bool | None,
     typer.Option(
         "--fused-forward/--no-fused-forward",
-        help="Run the target's forward pass as one operator (Llama, Mistral, Qwen, Gemma; float32 on a CPU). Default: "
+        help="Run the target's forward pass as one operator (Llama, Mistral, Qwen, Gemma; float32 or bfloat16 on a CPU). Default: "
         "where it is possible.",
         rich_help_panel=_RUN,
     ),

@@ -56,7 +56,7 @@ class HuggingFaceTarget:
             padded.
         compile: Run the forward through torch.compile.
         fused_forward: Run the forward as one operator (`specdec_kernels.fused_forward`; Llama, Mistral, Qwen 2 and 3,
-            and Gemma 1 to 3 in float32 on a CPU).
+            and Gemma 1 to 3 in float32 or bfloat16 on a CPU).
             True requires it, None uses it if `why_not_fused` is None.
 
     Attributes:
