@@ -314,14 +314,9 @@ class _OneLine(logging.Handler):
 
 def quiet() -> None:
     """Silences libraries, prints warnings as one line, and replaces characters that the output cannot encode."""
-    from huggingface_hub.utils import logging as hub_logging
-    from transformers.utils import logging as transformers_logging
+    from specdec_fast.loading.quiet_libraries import quiet_libraries
 
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    hub_logging.set_verbosity_error()
-    for name in ("torchao", "torch.utils._pytree"):  # torchao warns about kernels for other machines on import
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet_libraries()
     ours = logging.getLogger("specdec_fast")
     if not any(isinstance(handler, _OneLine) for handler in ours.handlers):
         ours.addHandler(_OneLine())

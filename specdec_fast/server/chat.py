@@ -56,7 +56,9 @@ def _read(request: ChatRequest, service: Service) -> Prompt:
         raise ValueError("max_tokens: got another number than max_completion_tokens; expected one of them")
     max_tokens = limits.pop() if limits else engine.state.max_length - len(tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    params = read_params(request, engine, max_tokens=max_tokens, logprobs=logprobs)
+    params = read_params(
+        request, engine, max_tokens=max_tokens, logprobs=logprobs, grammar_backend=service.settings.grammar_backend
+    )
     if not params.ignore_eos:
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *engine.end_of_turn_ids))
     return repeat(request, tokens, params)

@@ -242,6 +242,9 @@ def train_heads(
     from specdec_fast.extras import require
 
     require("train", f"train {kind}")
+    from specdec_fast.loading.quiet_libraries import quiet_libraries
+
+    quiet_libraries()
     from functools import partial
     from shutil import rmtree
     from zlib import crc32
