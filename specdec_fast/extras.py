@@ -12,6 +12,7 @@ EXTRAS = {
     "tune": ("optuna", "scipy", "matplotlib"),
     "train": ("accelerate", "matplotlib"),
     "grammar": ("llguidance",),
+    "xgrammar": ("xgrammar",),
     "datastore": ("pyarrow",),
     "gguf": ("gguf", "accelerate"),
     "adapter": ("peft",),

@@ -43,6 +43,7 @@ def test_extras_are_those_of_the_package(extra: str) -> None:
         (["train", "eagle"], "matplotlib", "train"),
         (["generate", "a", "--regex", "a"], "llguidance", "grammar"),
         (["generate", "a", "--json-schema", "{}"], "llguidance", "grammar"),
+        (["generate", "a", "--json-schema", "{}", "--grammar-backend", "xgrammar"], "xgrammar", "xgrammar"),
         (["datastore", "build", "a.txt", "b.parquet", "--output", "c.store"], "pyarrow", "datastore"),
         (["kernels", "inspect"], "triton", "gpu"),
         (["serve"], "fastapi", "serve"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specdec_fast.commands import chat_options, options, sampling_options
+from specdec_fast.commands import chat_options, grammar_options, options, sampling_options
 
 
 def chat(
@@ -46,8 +46,9 @@ def chat(
     ban: options.Ban = None,
     bad_word: options.BadWord = None,
     no_repeat_ngram_size: options.NoRepeatNgramSize = 0,
-    regex: options.Regex = None,
-    json_schema: options.JsonSchema = None,
+    regex: grammar_options.Regex = None,
+    json_schema: grammar_options.JsonSchema = None,
+    grammar_backend: grammar_options.GrammarBackend = "llguidance",
     max_new_tokens: Annotated[
         int,
         typer.Option("--max-new-tokens", help="Maximum number of tokens of an answer.", rich_help_panel=options.LENGTH),
@@ -84,7 +85,7 @@ def chat(
 
     if as_json and color:
         raise ValueError("--json with --color: expected one of them; JSON carries no colours")
-    options.refuse_grammar(regex, json_schema)
+    grammar_options.refuse_grammar(regex, json_schema, grammar_backend)
     template = chat_options.read_template(chat_template, template_option)
     if model == open_engine.BUNDLED_TARGET and chat_template is None:  # it need not be loaded for that
         raise _no_template(model)
@@ -107,7 +108,9 @@ def chat(
     params = sampling_options.follow_defaults(params, engine.default_params, given)
     if engine.tokenizer is not None and chat_template is None and not has_chat_template(engine.tokenizer):
         raise _no_template(model)
-    params = replace(params, grammar=options.read_grammar(regex, json_schema, engine.tokenizer))
+    params = replace(
+        params, grammar=grammar_options.read_grammar(regex, json_schema, engine.tokenizer, grammar_backend)
+    )
     chat_options.note_unread_options(engine.tokenizer, template)
     conversation = Conversation(engine, system, template)
     session = ChatSession(engine, conversation, params, Output(color=color, stats=stats, as_json=as_json))

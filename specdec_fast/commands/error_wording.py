@@ -16,10 +16,12 @@ _FLAGS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS} | {
     "bad_words": "--bad-word",
 }
 _UNMISTAKABLE = re.compile(rf"\b({'|'.join(name for name in _FIELDS if '_' in name)})\b")
-_OF_COMMAND = re.compile(r"^(?:drafter \w+: )?(model|draft|adapter|device_map|rule|dtype|budget|chat_template): got")
+_OF_COMMAND = re.compile(
+    r"^(?:drafter \w+: )?(model|draft|adapter|device_map|rule|dtype|budget|chat_template|grammar_backend): got"
+)
 NAMED = (
     "SamplingParams.", "drafter ", "model: ", "draft: ", "adapter: ", "device_map: ", "tokenizer: ", "rule: ",
-    "dtype: ", "budget: ", "messages: ", "chat_template: ",
+    "dtype: ", "budget: ", "messages: ", "chat_template: ", "grammar_backend: ",
 )  # fmt: skip
 """Beginnings of messages about flags, unless a prompt in a file sets the parameter itself."""
 _OF_CODE = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdec_fast.commands import chat_options, options, sampling_options
+from specdec_fast.commands import chat_options, grammar_options, options, sampling_options
 from specdec_fast.commands.json_output import print_json
 
 if TYPE_CHECKING:
@@ -80,8 +80,9 @@ def generate(
     ban: options.Ban = None,
     bad_word: options.BadWord = None,
     no_repeat_ngram_size: options.NoRepeatNgramSize = 0,
-    regex: options.Regex = None,
-    json_schema: options.JsonSchema = None,
+    regex: grammar_options.Regex = None,
+    json_schema: grammar_options.JsonSchema = None,
+    grammar_backend: grammar_options.GrammarBackend = "llguidance",
     max_new_tokens: Annotated[
         int,
         typer.Option("--max-new-tokens", help="Maximum number of tokens to generate.", rich_help_panel=options.LENGTH),
@@ -117,7 +118,7 @@ def generate(
 
     if as_json and color:
         raise ValueError("--json with --color: expected one of them; JSON carries the origins of all tokens")
-    options.refuse_grammar(regex, json_schema)
+    grammar_options.refuse_grammar(regex, json_schema, grammar_backend)
     entries = read_entries(prompt, file, lines)
     template = chat_options.read_template(chat_template, template_option)
     if chat or system is not None:
@@ -139,12 +140,15 @@ def generate(
             max_rows=min(len(entries), _MAX_ROWS),
             max_length=max_length,
             temperature=temperatures.pop() if len(temperatures) == 1 else None,
-            sample=[] if follows else [(entry.prompt, own) for entry, own in zip(entries, params, strict=True)],
+            sample=lambda defaults: [
+                (entry.prompt, entry.params(sampling_options.follow_defaults(flags, defaults, given), at))
+                for at, entry in enumerate(entries)
+            ],
             sampling=sampling_options.choose_defaults(sampling, given),
         )
         flags = sampling_options.follow_defaults(flags, engine.default_params, given)
         params = [entry.params(flags, at) for at, entry in enumerate(entries)]
-        grammar = options.read_grammar(regex, json_schema, engine.tokenizer)
+        grammar = grammar_options.read_grammar(regex, json_schema, engine.tokenizer, grammar_backend)
     chat_options.note_unread_options(engine.tokenizer, template)
     params = [replace(own, grammar=grammar) for own in params]
     job = Job(engine, entries, params, template, color=color, streams=not as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     import typer
 
     from specdec_fast.engine.engine import Engine
-    from specdec_fast.engine.prompts import Prompt
     from specdec_fast.interfaces import Rule
-    from specdec_fast.sampling.params import SamplingParams
 
 BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
 NO_DRAFTER = "none"
@@ -182,7 +180,7 @@ def open_engine(
     max_rows: int,
     max_length: int | None = None,
     temperature: float | None = None,
-    sample: Sequence[tuple[Prompt, SamplingParams]] = (),
+    sample: Any = (),
     sampling: str | None = "neutral",
 ) -> Engine:
     """Sets the number of threads and loads the engine of a setup.
@@ -193,7 +191,7 @@ def open_engine(
         max_rows: Most running requests.
         max_length: Most tokens of a request. None: the default of `load`.
         temperature: Temperature of all requests, None if they differ.
-        sample: Requests by which rule `best` chooses.
+        sample: Requests by which rule `best` chooses, as `load` takes them.
         sampling: Option `--sampling`: "model", "neutral", or None, which is neutral and notes what the model sets.
 
     Returns:
@@ -244,9 +242,6 @@ def open_engine(
     )
     if sampling is None:
         note_unfollowed_settings(engine)
-    context = engine.state.max_length
-    if max_length is not None and max_length > context:
-        print_note(f"--max-length {max_length}: the model's context is {context}, and that is used")
     if setup.draft is not None and engine.tokenizer is not None and lacks_tokenizer(setup.draft):
         print_note(f"--draft {setup.draft} has no tokenizer; the target's is assumed")
     if setup.rule != engine.rule.name:
@@ -314,14 +309,9 @@ class _OneLine(logging.Handler):
 
 def quiet() -> None:
     """Silences libraries, prints warnings as one line, and replaces characters that the output cannot encode."""
-    from huggingface_hub.utils import logging as hub_logging
-    from transformers.utils import logging as transformers_logging
+    from specdec_fast.loading.quiet_libraries import quiet_libraries
 
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    hub_logging.set_verbosity_error()
-    for name in ("torchao", "torch.utils._pytree"):  # torchao warns about kernels for other machines on import
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet_libraries()
     ours = logging.getLogger("specdec_fast")
     if not any(isinstance(handler, _OneLine) for handler in ours.handlers):
         ours.addHandler(_OneLine())

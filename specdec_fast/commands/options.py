@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from specdec_fast.extras import require
 
 _MODELS, _RUN, SAMPLING, LENGTH, OUTPUT = "Models", "Run", "Sampling", "Length", "Output"
 
@@ -252,21 +249,6 @@ NoRepeatNgramSize = Annotated[
         rich_help_panel=SAMPLING,
     ),
 ]
-Regex = Annotated[
-    str | None,
-    typer.Option(
-        "--regex", help="Regular expression that the text must match (extra: grammar).", rich_help_panel=SAMPLING
-    ),
-]
-JsonSchema = Annotated[
-    str | None,
-    typer.Option(
-        "--json-schema",
-        metavar="FILE",
-        help="JSON schema that the text must follow: a file, or the schema itself (extra: grammar).",
-        rich_help_panel=SAMPLING,
-    ),
-]
 Logprobs = Annotated[
     int | None,
     typer.Option(
@@ -345,49 +327,3 @@ def read_bias(entries: list[str] | None) -> dict[int, float]:
         except ValueError:
             raise ValueError(f"--logit-bias: got {entry!r}; expected ID:VALUE, such as 42:-1.5") from None
     return found
-
-
-def refuse_grammar(regex: str | None, schema: str | None) -> None:
-    """Checks --regex and --json-schema before a model is loaded.
-
-    Raises:
-        ValueError: If they cannot be used.
-    """
-    if regex is not None and schema is not None:
-        raise ValueError("--regex with --json-schema: got both; expected one of them")
-    if regex is not None or schema is not None:
-        require("grammar", "--json-schema" if regex is None else "--regex")
-
-
-def read_grammar(regex: str | None, schema: str | None, tokenizer: Any) -> Any:
-    """Makes the grammar of --regex or --json-schema.
-
-    Args:
-        regex: Option `--regex`.
-        schema: Option `--json-schema`: a file, or JSON text.
-        tokenizer: The target's tokenizer.
-
-    Returns:
-        The grammar, or None without either option.
-
-    Raises:
-        ValueError: If it cannot be parsed.
-    """
-    if regex is None and schema is None:
-        return None
-    if tokenizer is None:
-        raise ValueError(f"--{'regex' if schema is None else 'json-schema'}: got a model without a tokenizer")
-    from specdec_fast.integrations import llguidance
-
-    if regex is not None:
-        return llguidance.regex(regex, tokenizer)
-    assert schema is not None
-    if schema.lstrip().startswith("{"):
-        return llguidance.json_schema(schema, tokenizer)
-    if not Path(schema).is_file():
-        raise ValueError(f"--json-schema: got {schema!r}; expected a file, or a JSON object")
-    try:
-        text = Path(schema).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--json-schema: got {schema!r}, which is not UTF-8 text (byte {error.start})") from None
-    return llguidance.json_schema(text, tokenizer)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from specdec_fast.commands import options
+from specdec_fast.commands import grammar_options, options
 from specdec_fast.extras import require
 
 _SERVER, _LIMITS = "Server", "Limits"
@@ -69,6 +69,7 @@ def serve(
     max_body: Annotated[
         int, typer.Option("--max-body", min=1, help="Bytes in the body of a request.", rich_help_panel=_LIMITS)
     ] = 4 * 2**20,
+    grammar_backend: grammar_options.GrammarBackend = "llguidance",
     max_length: Annotated[
         int | None,
         typer.Option(
@@ -94,7 +95,9 @@ def serve(
     from specdec_fast.server.settings import Settings
     from specdec_fast.server.uvicorn_server import Server, bind, is_loopback, url
 
-    settings = Settings(model if served_model_name is None else served_model_name, api_key, max_queue, max_body)
+    settings = Settings(
+        model if served_model_name is None else served_model_name, api_key, max_queue, max_body, grammar_backend
+    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with bind(host, port) as bound:
         open_engine.quiet()

@@ -96,8 +96,8 @@ def layers(
 
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.terminal_output import counted
+    from specdec_fast.core.confidence import CONFIDENCE
     from specdec_fast.targets.skipped_layers import OWN_FIELDS, choice_path, read_layers, write_layers
-    from specdec_fast.tune.confidence import CONFIDENCE
     from specdec_fast.tune.search_plot import search_chart
     from specdec_fast.tune.skipped_layers_by_similarity import similar_choices
     from specdec_fast.tune.skipped_layers_search import Bench, best_of, confirm, judge, search

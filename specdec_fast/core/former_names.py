@@ -28,17 +28,42 @@ FOREIGN_ARGUMENTS = {
     "SamplingParams": {
         "max_tokens": "max_new_tokens",
         "min_tokens": "min_new_tokens",
+        "stop_strings": "stop",
+        "bad_words_ids": "bad_words",
+        "suppress_tokens": "banned_token_ids",
+        "logits_processor": "logits_processors",
         "n": "pass the prompt n times to generate, each time with another seed",
+        "num_return_sequences": "pass the prompt that often to generate, each time with another seed",
         "best_of": "pass the prompt that often to generate and choose among the texts",
+        "do_sample": "set temperature: 0 decodes greedily, numbers above 0 sample",
+        "num_beams": "there is no beam search; pass the prompt several times with other seeds, and choose",
+        "use_beam_search": "there is no beam search; pass the prompt several times with other seeds, and choose",
+        "early_stopping": "there is no beam search, so leave it out",
+        "length_penalty": "there is no beam search, so leave it out",
+        "diversity_penalty": "there is no beam search, so leave it out",
+        "typical_p": "it is not supported; use min_p or top_p",
+        "epsilon_cutoff": "it is not supported; use min_p",
+        "eta_cutoff": "it is not supported; use min_p",
+        "penalty_alpha": "it is not supported; use no_repeat_ngram_size or a penalty",
+        "sequence_bias": "set logit_bias, which takes single tokens",
+        "force_words_ids": "it is not supported; constrain the text by grammar",
+        "encoder_no_repeat_ngram_size": "it is not supported; use no_repeat_ngram_size, which counts the prompt",
         "guided_decoding": "grammar",
         "structured_outputs": "grammar",
+        "guided_json": "pass grammar=make_grammar('json_schema', ...) of specdec_fast.integrations.grammars",
+        "guided_regex": "pass grammar=make_grammar('regex', ...) of specdec_fast.integrations.grammars",
+        "guided_choice": "pass grammar=make_grammar('choice', ...) of specdec_fast.integrations.grammars",
+        "guided_grammar": "pass grammar=make_grammar('ebnf', ...) of specdec_fast.integrations.grammars",
+        "response_format": "pass grammar=make_grammar('json_schema', ...) of specdec_fast.integrations.grammars",
         "max_length": "set max_new_tokens, which does not count the prompt",
         "min_length": "set min_new_tokens, which does not count the prompt",
-        "do_sample": "set temperature: 0 decodes greedily, numbers above 0 sample",
-        "num_return_sequences": "pass the prompt that often to generate, each time with another seed",
-        "stop_strings": "stop",
+        "max_time": "it is not supported; call cancel of the engine when the time is over",
         "eos_token_id": "stop_token_ids",
-        "bad_words_ids": "bad_words",
+        "truncate_prompt_tokens": "it is not supported; shorten the prompt before",
+        "detokenize": "leave it out: texts are made when they are read",
+        "output_kind": "leave it out: generate returns whole texts, and stream their parts",
+        "output_scores": "set logprobs",
+        "use_cache": "leave it out: the engine always has a cache",
     },
     "Engine.generate": {
         "sampling_params": "params",
@@ -79,6 +104,34 @@ FOREIGN_ARGUMENTS = {
     },
 }
 """Where an argument belongs here -> argument of vLLM or transformers -> what takes its place."""
+
+ACCEPTED_PARAMETERS = {
+    "max_tokens": (),
+    "min_tokens": (),
+    "stop_strings": (),
+    "bad_words_ids": (),
+    "suppress_tokens": (),
+    "n": (1,),
+    "num_return_sequences": (1,),
+    "best_of": (1,),
+    "do_sample": (True,),
+    "num_beams": (1,),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "length_penalty": (1.0,),
+    "diversity_penalty": (0.0,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "penalty_alpha": (0.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "detokenize": (True,),
+    "use_cache": (True,),
+    "output_scores": (False,),
+}  # fmt: skip
+"""Foreign parameter that `SamplingParams` accepts -> the values that ask for nothing; () if it is another name only.
+
+None asks for nothing in every foreign parameter."""
 
 FOREIGN_ATTRIBUTES = {
     "add_request": "submit",
@@ -214,3 +267,23 @@ def missing_attribute(owner: str, name: str, known: Iterable[str]) -> AttributeE
     else:
         words = "" if name.startswith("_") else hint(name, known, RENAMED_EXPORTS)
     return AttributeError(f"{owner} has no attribute {name!r}{words}")
+
+
+def accept_foreign_parameters(cls: type[_Object]) -> type[_Object]:
+    """Decorates `SamplingParams`: names of other engines that mean the same, or ask for nothing, are accepted."""
+    create, table = cls.__init__, FOREIGN_ARGUMENTS["SamplingParams"]
+
+    @wraps(create)
+    def accepting(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in [each for each in kwargs if each in table]:
+            asks_nothing = kwargs[name] is None or kwargs[name] in ACCEPTED_PARAMETERS.get(name, ())
+            if asks_nothing:
+                del kwargs[name]
+            elif ACCEPTED_PARAMETERS.get(name) == ():
+                if table[name] in kwargs:
+                    raise TypeError(f"{cls.__name__}() got both {name!r} and {table[name]!r}, which mean the same")
+                kwargs[table[name]] = kwargs.pop(name)
+        create(self, *args, **kwargs)
+
+    setattr(cls, "__init__", accepting)  # noqa: B010  (a type checker allows no assignment)
+    return cls

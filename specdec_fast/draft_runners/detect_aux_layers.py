@@ -6,22 +6,29 @@ ones drafts worse without any error. Tests: tests/draft_runners/test_detect_aux_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.core.confidence import Interval, difference_interval
 
 MIN_TOKENS, MAX_TOKENS = 16, 256
 
 
-@torch.no_grad()
 def layer_acceptance(model: Any, target: Any, tokens: Sequence[int]) -> dict[tuple[int, ...], float]:
+    """Measures the acceptance rates of `layer_acceptances`, the means over all places of the text."""
+    return mean_rates(layer_acceptances(model, target, tokens))
+
+
+@torch.no_grad()
+def layer_acceptances(model: Any, target: Any, tokens: Sequence[int]) -> dict[tuple[int, ...], list[float]]:
     """Measures the acceptance of a head for three choices of layers: as loaded, one layer earlier, one layer later.
 
-    The rate is that of the head's first token, sampled and verified at temperature 1: the mean of sum min(p, q).
+    The rate at a place is that of the head's first token, sampled and verified at temperature 1: sum min(p, q).
 
     Args:
         model: A `PagedHead` that reads "entering:i" of the target. Neither may have rows.
@@ -29,7 +36,7 @@ def layer_acceptance(model: Any, target: Any, tokens: Sequence[int]) -> dict[tup
         tokens: A text, of which 16 to 256 tokens are used.
 
     Returns:
-        Acceptance rate by layers.
+        Acceptance rate at each place of the text, by layers; those as loaded first.
 
     Raises:
         ValueError: If the head reads no layers by number, or if the text is too short.
@@ -57,13 +64,36 @@ def layer_acceptance(model: Any, target: Any, tokens: Sequence[int]) -> dict[tup
     dist = output.logits.float().softmax(-1)
     aux_hidden_states = model.aux_hidden_states
     try:
-        return {ids: _acceptance_rate(model, ids, output.aux_hidden_states, fed, dist) for ids in choices}
+        return {ids: _acceptance_rates(model, ids, output.aux_hidden_states, fed, dist) for ids in choices}
     finally:
         model.aux_hidden_states = aux_hidden_states
 
 
+def mean_rates(rates: Mapping[tuple[int, ...], Sequence[float]]) -> dict[tuple[int, ...], float]:
+    """Returns the mean rate of each choice of layers."""
+    return {ids: fmean(values) for ids, values in rates.items()}
+
+
+def best_layers(rates: Mapping[tuple[int, ...], Sequence[float]]) -> tuple[tuple[int, ...], Interval | None]:
+    """Chooses the layers with the best acceptance.
+
+    Args:
+        rates: Result of `layer_acceptances`.
+
+    Returns:
+        The layers, and the interval of their gain over the layers as loaded. Layers as loaded stay if no other choice
+        is better beyond the noise; the interval is then that of the best other choice, None if there is none.
+    """
+    (loaded, own), *others = rates.items()
+    if not others:
+        return loaded, None
+    best, values = max(others, key=lambda entry: fmean(entry[1]))
+    gain = difference_interval(values, own)
+    return (best if gain.low > 0 else loaded), gain
+
+
 def choose_layers(model: Any, target: Any, tokens: Sequence[int]) -> dict[tuple[int, ...], float]:
-    """Makes a head read the layers with the best acceptance.
+    """Makes a head read the layers with the best acceptance, as `best_layers` chooses them.
 
     Args:
         model: A `PagedHead`.
@@ -73,10 +103,10 @@ def choose_layers(model: Any, target: Any, tokens: Sequence[int]) -> dict[tuple[
     Returns:
         All rates, those as loaded first.
     """
-    rates = layer_acceptance(model, target, tokens)
-    best = max(rates, key=lambda ids: rates[ids])
+    rates = layer_acceptances(model, target, tokens)
+    best, _ = best_layers(rates)
     model.aux_hidden_states = model.head.aux_hidden_states = tuple(f"entering:{index}" for index in best)
-    return rates
+    return mean_rates(rates)
 
 
 def _reserve_pages(cache: Any, length: int) -> None:
@@ -88,10 +118,10 @@ def _reserve_pages(cache: Any, length: int) -> None:
         )
 
 
-def _acceptance_rate(
+def _acceptance_rates(
     model: Any, ids: Sequence[int], aux_hidden_states: dict[str, Tensor], fed: Tensor, dist: Tensor
-) -> float:
-    """Acceptance rate of the head's first token with these layers."""
+) -> list[float]:
+    """Acceptance rates of the head's first token with these layers, by place."""
     model.aux_hidden_states = tuple(f"entering:{index}" for index in ids)
     features = model.features(aux_hidden_states)
     shape = chain_layout((0,), (len(fed) - 1,), fed.device)
@@ -101,4 +131,4 @@ def _acceptance_rate(
     finally:
         model.cache.release([0])
     known = dist if model.token_ids is None else dist[:, model.token_ids]
-    return float(torch.minimum(known, logits.softmax(-1)[:, : known.shape[1]]).sum(-1).mean())
+    return torch.minimum(known, logits.softmax(-1)[:, : known.shape[1]]).sum(-1).tolist()

@@ -36,6 +36,7 @@ class TextStream:
         self._start = 0
         self._shown = 0
         self._borders: tuple[int, ...] = ()  # numbers of tokens after which a character surely ends
+        self._decoded = len(self._tokens)
         self._fresh = False
         self._prompt_text = None if tokenizer is None else self._context()
 
@@ -75,6 +76,14 @@ class TextStream:
                 return text if text.startswith(whole) else whole + _INCOMPLETE
         return text
 
+    def _cut_incomplete(self) -> tuple[int, str]:
+        """Returns how many last tokens to leave out for whole characters, and the text then: 0 and "" for none."""
+        for cut in range(1, min(_MAX_CHARACTER_TOKENS, len(self._tokens) - self._decoded)):
+            text = self._decode(self._start, cut)
+            if not text.endswith(_INCOMPLETE):
+                return cut, text
+        return 0, ""
+
     def push(self, token: int) -> None:
         """Adds a token, without decoding it."""
         if self._tokenizer is not None:
@@ -82,41 +91,44 @@ class TextStream:
             self._fresh = True
 
     def flush(self, final: bool = False) -> str:
-        """Decodes the tokens since the last flush and adds them to the text.
+        """Decodes the tokens since the last flush and adds their whole characters to the text.
 
         Args:
             final: No token will follow, so incomplete characters are decoded too.
 
         Returns:
-            The new text; "" while a character is incomplete.
+            The new text. An incomplete last character waits for its other tokens.
         """
         if not self._fresh:
             return ""
-        text, start, shown = self._decode(self._start), self._start, self._shown
-        if text.endswith(_INCOMPLETE):
-            if not final:
-                return ""
+        cut, text, start, shown = 0, self._decode(self._start), self._start, self._shown
+        if text.endswith(_INCOMPLETE) and final:
             text = self._replace_incomplete(text)
+        elif text.endswith(_INCOMPLETE):
+            cut, text = self._cut_incomplete()
+            if not cut:
+                return ""
         if self._prompt_text is not None:  # a prompt may end inside a character that the new tokens complete
             shown = max(common_length(each, text) for each in self._prompt_text)
-        piece, shown, borders = text[shown:], len(text), (*self._borders, len(self._tokens))
-        if len(self._tokens) - start > 3 * _CONTEXT:  # a short window keeps decoding cheap on long texts
+        count = len(self._tokens) - cut
+        piece, shown, borders = text[shown:], len(text), (*self._borders, count)
+        if count - start > 3 * _CONTEXT:  # a short window keeps decoding cheap on long texts
             # it must not start inside a character, or a tokenizer may lose others beside it
-            start = max((at for at in borders if at <= len(self._tokens) - _CONTEXT), default=start)
-            shown, borders = len(self._decode(start)), tuple(at for at in borders if at > start)
-        self._prompt_text, self._fresh = None, False
+            start = max((at for at in borders if at <= count - _CONTEXT), default=start)
+            shown, borders = len(self._decode(start, cut)), tuple(at for at in borders if at > start)
+        self._prompt_text, self._fresh, self._decoded = None, cut > 0, count
         self.text, self._start, self._shown, self._borders = self.text + piece, start, shown, borders
         return piece
 
     def snapshot(self) -> tuple[Any, ...]:
         """Returns the current state, for `restore`."""
-        where = self._start, self._shown, self._borders
+        where = self._start, self._shown, self._borders, self._decoded
         return len(self._tokens), self.text, where, self._fresh, self._prompt_text
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
         """Returns to the state of a `snapshot`."""
         count, self.text, where, self._fresh, self._prompt_text = snapshot
-        self._start, self._shown, self._borders = where
+        self._start, self._shown, self._borders, self._decoded = where
         del self._tokens[count:]
 
 

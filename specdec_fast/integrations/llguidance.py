@@ -1,20 +1,21 @@
-"""Regular expressions and JSON schemas as grammars, with the library llguidance (extra `grammar`).
+"""Regular expressions, JSON schemas, choices and Lark grammars, with the library llguidance (extra `grammar`).
 
     params = SamplingParams(grammar=regex(r"[0-9]{4}-[0-9]{2}", tokenizer))
 
-Any number of requests may share a grammar, since each request forks it. Tests: tests/integrations/test_llguidance.py.
+Any number of requests may share a grammar, since each request forks it. Tests: tests/integrations/test_grammars.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from specdec_fast.extras import require
+from specdec_fast.integrations.grammar_sources import check_choices, parse_schema
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 
 _VOCABULARIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -132,11 +133,42 @@ def json_schema(schema: str | Mapping[str, Any], tokenizer: Any, *, whitespace: 
     Raises:
         ValueError: If the schema is not a JSON object, or if llguidance refuses it.
     """
-    try:
-        parsed = json.loads(schema) if isinstance(schema, str) else dict(schema)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"JSON schema: got text that is not JSON: {error}") from None
-    if not isinstance(parsed, dict):
-        raise ValueError(f"JSON schema: got {type(parsed).__name__}; expected an object")
-    source = _library().LLMatcher.grammar_from_json_schema(parsed, {"whitespace_flexible": whitespace})
+    source = _library().LLMatcher.grammar_from_json_schema(parse_schema(schema), {"whitespace_flexible": whitespace})
     return _matcher(source, tokenizer, "JSON schema", "the part of JSON Schema that llguidance supports")
+
+
+def choice(texts: Sequence[str], tokenizer: Any) -> LLGuidanceMatcher:
+    """Makes a grammar of given texts.
+
+    Args:
+        texts: The texts that are allowed.
+        tokenizer: A fast transformers tokenizer.
+
+    Returns:
+        The grammar, for `SamplingParams(grammar=...)`.
+    """
+    rules = " | ".join(json.dumps(text, ensure_ascii=False) for text in check_choices(texts))
+    return lark(f"start: {rules}", tokenizer)
+
+
+def lark(grammar: str, tokenizer: Any) -> LLGuidanceMatcher:
+    """Makes a grammar of the texts of a context-free grammar.
+
+    Args:
+        grammar: Rules in the syntax of Lark, as llguidance reads it. The first rule is `start`.
+        tokenizer: A fast transformers tokenizer.
+
+    Returns:
+        The grammar, for `SamplingParams(grammar=...)`.
+    """
+    source = _library().LLMatcher.grammar_from_lark(grammar)
+    return _matcher(source, tokenizer, "lark", "rules in Lark's syntax, with a rule start")
+
+
+def ebnf(grammar: str, tokenizer: Any) -> LLGuidanceMatcher:
+    """Refuses a grammar in EBNF, which llguidance does not read.
+
+    Raises:
+        ValueError: Always, with what to do.
+    """
+    raise ValueError("ebnf: llguidance reads no EBNF; expected rules in Lark's syntax, or grammar_backend 'xgrammar'")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from specdec_fast.core.former_names import explain_names
+from specdec_fast.core.former_names import accept_foreign_parameters, explain_names
 from specdec_fast.sampling.custom_processors import LogitsProcessor, check_processor
 from specdec_fast.sampling.grammar import GrammarState, Matcher
 
@@ -46,6 +46,7 @@ def _ids(name: str, got: object) -> tuple[int, ...]:
     return ids
 
 
+@accept_foreign_parameters
 @explain_names()
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

@@ -56,7 +56,9 @@ def _read(request: ChatRequest, service: Service) -> Prompt:
         raise ValueError("max_tokens: got another number than max_completion_tokens; expected one of them")
     max_tokens = limits.pop() if limits else engine.state.max_length - len(tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    params = read_params(request, engine, max_tokens=max_tokens, logprobs=logprobs)
+    params = read_params(
+        request, engine, max_tokens=max_tokens, logprobs=logprobs, grammar_backend=service.settings.grammar_backend
+    )
     if not params.ignore_eos:
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *engine.end_of_turn_ids))
     return repeat(request, tokens, params)
@@ -87,7 +89,11 @@ class _Chat:
         async for piece in self._generation.pieces():
             message = {"role": "assistant", "content": piece.text, "refusal": None}
             choices[piece.index] = self._choice(piece.index, "message", message, piece)
-        made = {**self._head, "choices": [choices[at] for at in sorted(choices)], "usage": self._generation.usage()}
+        made: dict[str, Any] = {
+            **self._head,
+            "choices": [choices[at] for at in sorted(choices)],
+            "usage": self._generation.usage(),
+        }
         if (count := self._request.prompt_logprobs) is not None:
             scores = self._generation.prompt_logprobs(0)
             made["prompt_logprobs"] = prompt_logprobs_json(scores, count, self._decode)

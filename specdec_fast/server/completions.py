@@ -45,7 +45,13 @@ def _read(request: CompletionRequest, service: Service) -> list[Prompt]:
     if not prompts:
         raise ValueError("prompt: got an empty list; expected at least one prompt")
     max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    params = read_params(request, engine, max_tokens=max_tokens, logprobs=request.logprobs)
+    params = read_params(
+        request,
+        engine,
+        max_tokens=max_tokens,
+        logprobs=request.logprobs,
+        grammar_backend=service.settings.grammar_backend,
+    )
     if request.echo and request.logprobs is not None:
         params = replace(params, prompt_logprobs=max(request.logprobs, params.prompt_logprobs or 0))
     found = []

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from specdec_fast.engine.engine import Engine
+from specdec_fast.integrations.grammars import DEFAULT_BACKEND, make_grammar
 from specdec_fast.sampling.grammar import Matcher
 from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.server.errors import APIError, UnknownModelError
@@ -26,7 +27,14 @@ _OFF = -1
 _MOST_LOGPROBS = 20
 
 
-def read_params(request: GenerationRequest, engine: Engine, *, max_tokens: int, logprobs: int | None) -> SamplingParams:
+def read_params(
+    request: GenerationRequest,
+    engine: Engine,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    grammar_backend: str = DEFAULT_BACKEND,
+) -> SamplingParams:
     """Converts the fields of a request. Those that are absent have the defaults of the engine.
 
     Args:
@@ -34,6 +42,7 @@ def read_params(request: GenerationRequest, engine: Engine, *, max_tokens: int, 
         engine: The engine.
         max_tokens: Most tokens of the text.
         logprobs: Number of alternatives to report beside the log-probability of each token, or None for none.
+        grammar_backend: Library that makes the grammar of a response format.
 
     Returns:
         The parameters of its first text.
@@ -54,7 +63,7 @@ def read_params(request: GenerationRequest, engine: Engine, *, max_tokens: int, 
         given["top_k"] = 0
     if request.logit_bias is not None:
         given["logit_bias"] = {_token_id(name): value for name, value in request.logit_bias.items()}
-    given["grammar"] = _read_grammar(request.response_format, engine.tokenizer)
+    given["grammar"] = _read_grammar(request.response_format, engine.tokenizer, grammar_backend)
     return replace(engine.default_params, **given)
 
 
@@ -108,14 +117,15 @@ def _token_id(name: str) -> int:
     return int(name)
 
 
-def _read_grammar(wanted: ResponseFormat | None, tokenizer: Any) -> Matcher | None:
+def _read_grammar(wanted: ResponseFormat | None, tokenizer: Any, backend: str) -> Matcher | None:
     """Makes the grammar of a response format."""
     if wanted is None or wanted.type == "text":
         return None
-    from specdec_fast.integrations.llguidance import json_schema
-
-    if wanted.type == "json_object":
-        return json_schema({"type": "object"}, tokenizer)
-    if wanted.json_schema is None:
-        raise ValueError("response_format: got json_schema without a schema; expected an object json_schema with it")
-    return json_schema(wanted.json_schema.definition, tokenizer)
+    schema: dict[str, Any] = {"type": "object"}
+    if wanted.type == "json_schema":
+        if wanted.json_schema is None:
+            words = "response_format: got json_schema without a schema; expected an object json_schema with it"
+            raise ValueError(words)
+        schema = wanted.json_schema.definition
+    found: Matcher = make_grammar("json_schema", schema, tokenizer, grammar_backend=backend)
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,6 +95,11 @@ def expected_tokens(shape: Shape, rates: Sequence[Sequence[float]]) -> float:
     Returns:
         Expected tokens.
     """
+    return sum(_reach(shape, rates)[1])
+
+
+def _reach(shape: Shape, rates: Sequence[Sequence[float]]) -> tuple[list[int], list[float]]:
+    """Returns the depth of every node and the probability that it is accepted."""
     reach, depth, taken = [1.0], [0], [0] * len(shape.parents)
     for parent in shape.parents[1:]:
         level, rank = depth[parent], taken[parent]
@@ -101,7 +107,29 @@ def expected_tokens(shape: Shape, rates: Sequence[Sequence[float]]) -> float:
         known = rates[level] if level < len(rates) else ()
         reach.append(reach[parent] * (known[rank] if rank < len(known) else 0.0))
         depth.append(level + 1)
-    return sum(reach)
+    return depth, reach
+
+
+def expected_spread(shape: Shape, rates: Sequence[Sequence[float]], tokens: int) -> float:
+    """Computes half the width of the 95 % interval of `expected_tokens`, for rates measured on a text.
+
+    Steps that do not overlap count as independent, so a text of N tokens counts as N / E steps of E expected tokens.
+
+    Args:
+        shape: The topology.
+        rates: As in `expected_tokens`.
+        tokens: Tokens that the rates were measured on.
+
+    Returns:
+        Tokens per step.
+    """
+    by_level: dict[int, float] = {}
+    for level, chance in zip(*_reach(shape, rates)):
+        by_level[level] = by_level.get(level, 0.0) + chance
+    mean = sum(by_level.values())
+    # accepted lengths are levels + 1, and by_level[d] is the chance of at least d + 1 tokens
+    squares = sum((2 * level + 1) * chance for level, chance in by_level.items())
+    return 1.96 * math.sqrt(max(squares - mean**2, 0.0) * mean / max(tokens, 1))
 
 
 def best_shape(rates: Sequence[Sequence[float]], nodes: int) -> Shape:

@@ -13,12 +13,12 @@ from statistics import mean, median, stdev
 from time import perf_counter
 from typing import Any
 
+from specdec_fast.core.confidence import Interval, ratio_interval
 from specdec_fast.drafters import get_drafter
 from specdec_fast.engine.engine import Engine
 from specdec_fast.extras import require
 from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.targets.skipped_layers import SkippedLayers
-from specdec_fast.tune.confidence import Interval, ratio_interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ def test_equal_prompts_have_seeds_of_their_own(run: Any, pair: list[str], expect
 def test_a_context_that_is_too_short_is_noted(run: Any, pair: list[str], expected: str) -> None:
     long = run("generate", "Once upon", *pair, *SAMPLING, "--max-length", "999999")
     assert long.stdout == expected + "\n"
-    assert long.stderr == "specdec: note: --max-length 999999: the model's context is 2048, and that is used\n"
+    assert long.stderr == "specdec: warning: max_length: got 999999; the model's limit is 2048, and that is used\n"
     short = run("generate", "Once upon", *pair, *SAMPLING, "--max-length", "12")
     assert short.stdout == expected[:3] + "\n"
     words = "max_new_tokens 40 after a prompt of 9 tokens: the context of 12 ends the text before (see --max-length)"
@@ -330,6 +330,7 @@ def test_penalties_bias_and_bans_reach_the_engine(
         (["--no-repeat-ngram-size", "-1"], "error: --no-repeat-ngram-size: got -1; expected a positive integer"),
         (["--bad-word", ""], "error: --bad-word: got ('',); expected words that are not empty"),
         (["--repetition-penalty", "0"], "error: --repetition-penalty: got 0.0; expected"),
+        (["--regex", "a", "--grammar-backend", "outlines"], "--grammar-backend: got 'outlines'; expected one of"),
         (["--regex", "a", "--json-schema", "{}"], "--regex with --json-schema: got both; expected one of them"),
         (["--json-schema", "nowhere.json"], "--json-schema: got 'nowhere.json'; expected a file"),
     ],
@@ -368,9 +369,11 @@ def bytes_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_grammars(run: Any, bytes_model: str, tmp_path: Path) -> None:
-    pytest.importorskip("llguidance")
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_grammars(run: Any, bytes_model: str, tmp_path: Path, backend: str) -> None:
+    pytest.importorskip(backend)
     options = ["--model", bytes_model, "--drafter", "ngram", "--seed", "7", "--max-new-tokens", "60"]
+    options += ["--grammar-backend", backend]
     text = run("generate", "Once upon", *options, "--regex", "[0-9]{4}-[A-F]{2}").stdout
     assert re.fullmatch(r"[0-9]{4}-[A-F]{2}\n", text)
     schema = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"]}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from specdec_fast.core.confidence import Interval
 from specdec_fast.targets.skipped_layers import SkippedLayers
-from specdec_fast.tune.confidence import Interval
 from specdec_fast.tune.skipped_layers_search import Verdict
 
 

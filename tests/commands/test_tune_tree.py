@@ -65,3 +65,25 @@ def test_heads_that_run_once_per_level_get_a_tree_too(run: Any, tmp_path: Path) 
     plain = run("generate", "def main(", "--drafter", "none", *sampling)
     drafted = run("generate", "def main(", "--drafter", "eagle3", "-o", f"shape={file}", "-o", "depth=0", *sampling)
     assert drafted.exit_code == 0 and drafted.stdout == plain.stdout
+
+
+def test_a_drafter_without_accepted_tokens_is_named(run: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    from specdec_fast.tune import recurrent_head_acceptance
+
+    monkeypatch.setattr(recurrent_head_acceptance, "measure_recurrent", lambda *_, **__: ([[0.0, 0.1]], 24))
+    out = tmp_path / "shape.json"
+    result = run("tune", "tree", "--drafter", "eagle3", "--out", str(out))
+    assert result.exit_code == 2 and not out.exists()
+    assert "the first choice of eagle3 was accepted for none of 24 tokens" in result.stderr
+
+
+def test_the_interval_of_expected_tokens_is_that_of_simulated_steps() -> None:
+    """A chain of two, each accepted with 0.5: 1, 2 or 3 tokens per step."""
+    from specdec_fast.trees.static_shape import Shape, expected_spread, expected_tokens
+
+    shape, rates = Shape((-1, 0, 1)), [[0.5], [0.5]]
+    lengths = [1, 1, 2, 3]  # equally likely
+    mean = sum(lengths) / 4
+    variance = sum((length - mean) ** 2 for length in lengths) / 4
+    assert expected_tokens(shape, rates) == mean
+    assert abs(expected_spread(shape, rates, 700) - 1.96 * (variance / (700 / mean)) ** 0.5) < 1e-12

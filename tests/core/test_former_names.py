@@ -45,10 +45,34 @@ def test_an_argument_of_another_engine(place: str, theirs: str) -> None:
     call = PLACES[place]
     args = [] if place == "SamplingParams" else [None, []] if place.startswith("Engine.") else ["demo-target"]
     ours = former_names.FOREIGN_ARGUMENTS[place][theirs]
+    if former_names.ACCEPTED_PARAMETERS.get(theirs) == () and place == "SamplingParams":
+        assert ours in inspect.signature(SamplingParams).parameters
+        return
     words = f"specdec-fast calls this {ours}" if ours.isidentifier() else ours
-    assert refused(call, *args, **{theirs: 1}) == f"{place}() got an unexpected keyword argument {theirs!r}; {words}"
+    assert (
+        refused(call, *args, **{theirs: "other"}) == f"{place}() got an unexpected keyword argument {theirs!r}; {words}"
+    )
     known = inspect.signature(call).parameters
     assert theirs not in known and (ours in known or not ours.isidentifier())
+
+
+def test_names_of_other_engines_are_accepted_where_they_mean_the_same() -> None:
+    theirs = SamplingParams(
+        max_tokens=9, min_tokens=2, stop_strings=["a"], bad_words_ids=[[1, 2]], suppress_tokens=[3], temperature=0.5
+    )
+    ours = SamplingParams(
+        max_new_tokens=9, min_new_tokens=2, stop=["a"], bad_words=[(1, 2)], banned_token_ids=(3,), temperature=0.5
+    )
+    assert theirs == ours
+    with pytest.raises(TypeError, match="got both 'max_tokens' and 'max_new_tokens', which mean the same"):
+        SamplingParams(max_tokens=3, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("theirs", former_names.FOREIGN_ARGUMENTS["SamplingParams"])
+def test_parameters_that_ask_for_nothing_are_accepted(theirs: str) -> None:
+    for value in (None, *former_names.ACCEPTED_PARAMETERS.get(theirs, ())):
+        assert SamplingParams(**{theirs: value}) == SamplingParams()  # type: ignore[arg-type]
+    assert former_names.ACCEPTED_PARAMETERS.keys() <= former_names.FOREIGN_ARGUMENTS["SamplingParams"].keys()
 
 
 def test_an_argument_that_belongs_elsewhere(engine: Engine) -> None:

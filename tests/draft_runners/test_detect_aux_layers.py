@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from specdec_fast import HuggingFaceTarget
 from specdec_fast.cli import main
-from specdec_fast.draft_runners.detect_aux_layers import layer_acceptance
+from specdec_fast.draft_runners.detect_aux_layers import best_layers, layer_acceptance
 from specdec_fast.draft_runners.head_runner import PagedHead
 from specdec_fast.drafters import make_drafter
 from specdec_fast.heads.checkpoint_eagle import load_eagle3, save_eagle3
@@ -144,5 +144,15 @@ def test_the_command_prints_the_layers_to_use(learnt: Any, tmp_path: Path) -> No
     found = json.loads(answer.stdout)
     assert found["configured"] == [0, 1, 2] and found["best"] == [1, 2, 3]
     said = runner.invoke(main, [*command, "--head", str(place)]).stdout
-    assert "inputs of layers [0, 1, 2]: 0." in said and "use -o layers=[1, 2, 3]" in said
+    assert "inputs of layers [0, 1, 2]: 0." in said and "have a higher acceptance rate, by 0." in said
+    assert said.splitlines()[-1].endswith("-o 'layers=[1, 2, 3]'")
     assert "the configuration is right" in runner.invoke(main, [*command, "--head", str(folder)]).stdout
+
+
+def test_a_difference_within_the_noise_changes_nothing() -> None:
+    loaded, other = (1, 2, 3), (0, 1, 2)
+    own = [0.5, 0.2, 0.7, 0.4, 0.6]
+    assert best_layers({loaded: own, other: [0.9, 0.1, 0.7, 0.6, 0.4]})[0] == loaded, "better by luck"
+    best, gain = best_layers({loaded: own, other: [rate + 0.1 for rate in own]})
+    assert best == other and gain is not None and gain.mean == pytest.approx(0.1) and gain.low > 0
+    assert best_layers({loaded: own}) == (loaded, None)

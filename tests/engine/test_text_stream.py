@@ -37,6 +37,22 @@ def test_a_character_of_several_tokens_appears_when_it_is_complete() -> None:
     assert [put(stream, token) for token in ids("3 €!")] == ["3", " ", "", "", "€", "!"]
 
 
+@pytest.mark.parametrize("held", [1, 2, 3])
+def test_whole_characters_do_not_wait_for_the_next_one(held: int) -> None:
+    """A step of several tokens may end inside a character, again and again in text of such characters alone."""
+    stream, smile = TextStream(TOKENIZER, ids("x")), ids("🙂")
+    for _ in range(20):  # beyond the window of decoded tokens
+        stream.push(smile[-1]) if stream.text else None
+        for token in ids("漢🙂")[: -(4 - held)]:
+            stream.push(token)
+        assert stream.flush().endswith("漢") and not stream.is_complete
+        for token in smile[held:-1]:
+            stream.push(token)
+        assert stream.flush() == ""
+    stream.push(smile[-1])
+    assert stream.flush() == "🙂" and stream.text == "漢🙂" * 20 and stream.is_complete
+
+
 def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
     stream = TextStream(TOKENIZER, ids("x"))
     assert [put(stream, token) for token in ids("a€")[:3]] == ["a", "", ""]

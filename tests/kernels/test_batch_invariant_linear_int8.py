@@ -62,8 +62,8 @@ def test_against_float64(
 @pytest.mark.skipif(not served("cpu"), reason="CPU extension not built")
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
-    rows=st.sampled_from([1, 2, 3, 4, 5, 15, 16, 17, 32, 33, 50]),
-    inputs=st.sampled_from([1, 15, 16, 31, 32, 33, 64, 100]),
+    rows=st.sampled_from([1, 2, 3, 4, 5, 15, 16, 17, 32, 33, 50, 97, 130]),
+    inputs=st.sampled_from([1, 15, 16, 31, 32, 33, 64, 100, 600]),
     outputs=st.sampled_from([1, 15, 16, 17, 33, 64, 65, 100]),
     dtype=st.sampled_from(DTYPES),
     isa=st.sampled_from(sorted(ISAS)),
@@ -82,16 +82,17 @@ def test_every_leftover_on_every_instruction_set(
         assert torch.equal(alone, got[row : row + 1]), row
 
 
+@pytest.mark.parametrize("rows", [45, 140])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, threads: int) -> None:
-    x, weight, scale, bias = made(45, 448, 1030, dtype)
+def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, threads: int, rows: int) -> None:
+    x, weight, scale, bias = made(rows, 576, 1030, dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         whole = batch_invariant_linear_int8(x, weight, scale, bias)
         for count in (1, 2, 3, 5, 7, 12, 40):
-            for start in (0, 45 - count):
+            for start in (0, rows - count):
                 part = batch_invariant_linear_int8(x[start : start + count], weight, scale, bias)
                 assert torch.equal(part, whole[start : start + count]), (count, start)
     finally:

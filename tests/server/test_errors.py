@@ -63,6 +63,8 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         ({"best_of": 3}, 400, "best_of", "use n"),
         ({"suffix": "end"}, 400, "suffix", "not supported"),
         ({"guided_json": {"type": "object"}}, 400, "guided_json", "response_format"),
+        ({"num_beams": 4}, 400, "num_beams", "use n with"),
+        ({"max_new_tokens": 4}, 400, "max_new_tokens", "use max_tokens"),
         ({"use_beam_search": True}, 400, "use_beam_search", "not supported"),
     ],
 )

@@ -10,6 +10,7 @@ from oracles.toy_server import make_engine
 from specdec_fast import SamplingParams
 from specdec_fast.server.parameters import read_params, repeat
 from specdec_fast.server.schemas import CompletionRequest
+from specdec_fast.server.settings import Settings
 
 ENGINE = make_engine()
 
@@ -67,6 +68,17 @@ def test_seeds_of_samples() -> None:
     assert seeded == [each.seed for each in repeat(request, [1, 2], SamplingParams(seed=7)).params]
     assert seeded[1:] != [each.seed for each in repeat(request, [1, 3], SamplingParams(seed=7)).params][1:]
     assert [each.seed for each in repeat(request, [1, 2], SamplingParams()).params] == [None] * 4
+
+
+def test_the_library_of_grammars_is_a_setting() -> None:
+    pytest.importorskip("xgrammar")
+    from specdec_fast.integrations.xgrammar import XGrammarMatcher
+
+    request = CompletionRequest.model_validate({"prompt": "one", "response_format": {"type": "json_object"}})
+    found = read_params(request, ENGINE, max_tokens=16, logprobs=None, grammar_backend="xgrammar")
+    assert isinstance(found.grammar, XGrammarMatcher)
+    with pytest.raises(ValueError, match=r"grammar_backend: got 'outlines'; expected one of"):
+        Settings("toy", grammar_backend="outlines")
 
 
 def test_one_text_scores_the_prompt() -> None:

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from specdec_fast.tune.confidence import difference_interval, ratio_interval
+from specdec_fast.core.confidence import difference_interval, ratio_interval
 
 
 @pytest.mark.parametrize("count", [2, 3, 6, 16, 17, 40, 400])

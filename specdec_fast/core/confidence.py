@@ -1,6 +1,6 @@
 """Confidence intervals of repeated measurements, by which tuners compare a gain with the noise.
 
-Tests: tests/tune/test_confidence.py.
+Tests: tests/core/test_confidence.py.
 """
 
 from __future__ import annotations
