@@ -105,8 +105,8 @@ FusedForward = Annotated[
     bool | None,
     typer.Option(
         "--fused-forward/--no-fused-forward",
-        help="Run the target's forward pass as one operator (Llama, Mistral, Qwen, Gemma; float32 or bfloat16 on a CPU). Default: "
-        "where it is possible.",
+        help="Run the target's forward pass as one operator (Llama, Mistral, Qwen, Gemma; float32, bfloat16; CPU only). "
+        "Default: where it is possible.",
         rich_help_panel=_RUN,
     ),
 ]

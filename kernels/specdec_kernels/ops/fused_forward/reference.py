@@ -81,9 +81,9 @@ def fused_forward(
         depth: Depth of each node, int32 [M]; see `tree_attention`.
 
     Returns:
-        Logits [N, V] of the decoder's dtype, computed in it. The C++ backend takes float32 and bfloat16. It gives nodes of
-        a request the same bits whatever requests are beside it, and a node whatever other nodes its request has, up to
-        64. In bfloat16 it adds in float32, keeps the residual stream in float32, and rounds between the operators.
+        Logits [N, V] of the decoder's dtype, computed in it. The C++ backend takes float32 and bfloat16. It gives nodes
+        of a request the same bits whatever requests are beside it, and a node whatever other nodes its request has, up
+        to 64. In bfloat16 it adds in float32 and rounds where a model of that type does.
 
     Raises:
         ValueError: If arguments do not fit.
