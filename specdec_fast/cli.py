@@ -1,8 +1,8 @@
 """The program `specdec`: its commands, errors as messages, exit codes.
 
 Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the
-reader of a pipe went away or the lab rejected a distribution, 2 bad input (one message on stderr, no traceback), 130
-interrupted.
+reader of a pipe went away, the lab rejected a distribution or a tuner found no gain, 2 bad input (one message on
+stderr, no traceback), 130 interrupted.
 Tests: tests/commands/.
 """
 
@@ -40,7 +40,12 @@ MOUNTED = {
 
 _OUTPUT = "standard output"
 
-_OWN_FLAGS = {"num_draft_tokens": "--draft-tokens", "target": "--model", "banned_token_ids": "--ban", "bad_words": "--bad-word"}
+_OWN_FLAGS = {
+    "num_draft_tokens": "--draft-tokens",
+    "target": "--model",
+    "banned_token_ids": "--ban",
+    "bad_words": "--bad-word",
+}
 """Arguments whose flag has another name."""
 
 

@@ -2,6 +2,7 @@
 // DecoderTable (kernels/specdec_kernels/ops/fused_forward/decoder_table.py), which owns the memory at its addresses.
 #include "decoder/fused_forward.h"
 
+#include <cstring>
 #include <tuple>
 #include <vector>
 
@@ -12,39 +13,47 @@ namespace specdec::bindings {
 namespace {
 
 constexpr const char *kOp = "fused_forward", *kChain = "draft_chain";
-constexpr int64_t kHeader = 15, kPerLayer = 11;
+constexpr int64_t kHeader = 23, kPerLayer = 21;
 static_assert(sizeof(DecoderLayer) == kPerLayer * sizeof(int64_t));
 
-Decoder decoder_of(const Tensor& table, const char* op, double eps, double scale, int64_t isa) {
+Decoder decoder_of(const Tensor& table, const char* op, int64_t isa) {
   const int64_t* entry = input<int64_t>(table, "table");
-  SPECDEC_CHECK(table.dim() == 1 && table.numel() >= kHeader && table.numel() == kHeader + kPerLayer * entry[4], op, ": table is ", shape_of(table),
+  SPECDEC_CHECK(table.dim() == 1 && table.numel() >= kHeader && table.numel() == kHeader + kPerLayer * entry[3], op, ": table is ", shape_of(table),
                 "; expected one of a DecoderTable");
-  SPECDEC_CHECK(isa >= 0 && isa <= 3, op, ": isa is ", isa, ", expected 0 (best), 1 (portable), 2 (AVX2) or 3 (AVX-512)");
-  const auto floats = [&](int i) { return reinterpret_cast<const float*>(entry[i]); };
-  Decoder d{floats(0), floats(1), floats(2), floats(3), reinterpret_cast<const DecoderLayer*>(entry + kHeader)};
-  d.layers = entry[4];
-  d.vocab = entry[5];
-  d.hidden = entry[6];
-  d.heads = entry[7];
-  d.kv_heads = entry[8];
-  d.width = entry[9];
-  d.inner = entry[10];
-  d.positions = entry[11];
-  d.pages = entry[12];
-  d.page_size = entry[13];
+  SPECDEC_CHECK(isa >= 0 && isa <= 5, op, ": isa is ", isa, ", expected 0 (best), 1 (portable), 2 (AVX2), 3 (AVX-512), 4 (AVX-512 BF16) or 5 (AMX)");
+  const auto tensor = [&](int i) { return reinterpret_cast<const void*>(entry[i]); };
+  Decoder d{};
+  d.embedding = tensor(0);
+  d.norm = tensor(1);
+  d.head = tensor(2);
+  d.layer = reinterpret_cast<const DecoderLayer*>(entry + kHeader);
+  d.layers = entry[3];
+  d.vocab = entry[4];
+  d.hidden = entry[5];
+  d.heads = entry[6];
+  d.kv_heads = entry[7];
+  d.width = entry[8];
+  d.inner = entry[9];
+  d.positions = entry[10];
+  d.pages = entry[11];
+  d.page_size = entry[12];
   SPECDEC_CHECK(d.width <= kWidestHead, op, ": heads are ", d.width, " wide; expected at most ", kWidestHead);
-  d.head_by_input = entry[14] != 0;
-  d.eps = eps;
-  d.scale = scale;
+  d.head_by_input = entry[13] != 0;
+  d.activation = static_cast<Activation>(entry[14]);
+  double* const numbers[] = {&d.eps, &d.scale, &d.softcap, &d.logits_softcap, &d.embedding_scale, &d.norm_offset};
+  for (int i = 0; i < 6; ++i) std::memcpy(numbers[i], entry + 15 + i, sizeof(double));
+  d.type = entry[21] != 0 ? Scalar::BFloat16 : Scalar::Float32;
+  d.by_input = entry[22] != 0;
   return d;
 }
 
 Tensor fused_forward_cpu(
     const Tensor& table, const Tensor& tokens, const Tensor& positions, const std::optional<Tensor>& wanted, const Tensor& slots,
     const Tensor& page_table, const Tensor& lengths, const Tensor& offsets, const std::optional<Tensor>& ancestors,
-    const std::optional<Tensor>& depth, int64_t vocab_size, double eps, double scale, int64_t isa) {
-  const Decoder decoder = decoder_of(table, kOp, eps, scale, isa);
+    const std::optional<Tensor>& depth, int64_t vocab_size, bool bfloat16, int64_t isa) {
+  const Decoder decoder = decoder_of(table, kOp, isa);
   SPECDEC_CHECK(decoder.vocab == vocab_size, kOp, ": vocab_size is ", vocab_size, "; expected the table's, ", decoder.vocab);
+  SPECDEC_CHECK(bfloat16 == (decoder.type == Scalar::BFloat16), kOp, ": bfloat16 is ", bfloat16, "; expected the table's type");
   DecoderNodes n{};
   n.nodes = tokens.numel();
   n.rows = lengths.numel();
@@ -74,8 +83,9 @@ Tensor fused_forward_cpu(
     SPECDEC_CHECK(depth->numel() == n.nodes, kOp, ": depth is ", shape_of(*depth), "; expected [", n.nodes, "]");
     n.depth = input<int32_t>(*depth, "fused_forward: depth");
   }
-  const Tensor logits = empty({wanted.has_value() ? n.num_wanted : n.nodes, decoder.vocab}, ScalarType::Float);
-  const AttentionProblem problem = fused_forward(decoder, n, static_cast<float*>(logits.mutable_data_ptr()), static_cast<Isa>(isa));
+  const int64_t rows = wanted.has_value() ? n.num_wanted : n.nodes;
+  const Tensor logits = bfloat16 ? empty_on_cpu({rows, decoder.vocab}, aoti_torch_dtype_bfloat16()) : empty({rows, decoder.vocab}, ScalarType::Float);
+  const AttentionProblem problem = fused_forward(decoder, n, logits.mutable_data_ptr(), static_cast<Isa>(isa));
   if (problem.text != nullptr) {
     reject(kOp, ": ", problem.text, " of row ", problem.row, " is ", problem.got, ", expected 0 <= value < ", problem.limit,
            "; stage the nodes and grow page_table before the pass");
@@ -95,8 +105,9 @@ struct ChainTensors {
 };
 
 // dist_rows: rows of distributions to return, or with first_draw < 0 the rows of one level.
-ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, int64_t dist_rows, int64_t vocab, double eps, double scale, int64_t isa) {
-  const Decoder decoder = decoder_of(a.table, kChain, eps, scale, isa);
+ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, int64_t dist_rows, int64_t vocab, int64_t isa) {
+  const Decoder decoder = decoder_of(a.table, kChain, isa);
+  SPECDEC_CHECK(decoder.type == Scalar::Float32, kChain, ": the decoder is bfloat16; expected float32");
   ChainRows r{};
   r.batch = a.rows.numel();
   r.nodes = a.tokens.numel();
@@ -140,21 +151,21 @@ ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, i
 
 Tensor draft_chain_cpu(
     Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor lengths, Maybe temperature, Tensor top_k,
-    Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int64_t depth, int64_t vocab_size, double eps, double scale, int64_t isa) {
+    Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int64_t depth, int64_t vocab_size, int64_t isa) {
   const int64_t batch = rows.numel();
   return chain({table, tokens, offsets, drafts, rows, page_table, lengths, temperature, top_k, top_p, min_p, seeds, positions}, -1, depth, batch,
-               vocab_size, eps, scale, isa)
+               vocab_size, isa)
       .drafted;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_chain_dists_cpu(
     Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor lengths, Maybe temperature, Tensor top_k,
     Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int64_t first_draw, int64_t depth, int64_t num_drafts, int64_t vocab_size,
-    int64_t table_vocab, double eps, double scale, int64_t isa) {
+    int64_t table_vocab, int64_t isa) {
   SPECDEC_CHECK(first_draw >= 0 && depth >= 1 && first_draw < (int64_t{1} << 31) - depth, kChain, ": first_draw is ", first_draw,
                 "; expected 0 to 2**31");
   const ChainTensors out = chain({table, tokens, offsets, drafts, rows, page_table, lengths, temperature, top_k, top_p, min_p, seeds, positions},
-                                 first_draw, depth, num_drafts, vocab_size, eps, scale, isa);
+                                 first_draw, depth, num_drafts, vocab_size, isa);
   SPECDEC_CHECK(out.logits.size(1) == table_vocab, kChain, ": table_vocab is ", table_vocab, "; expected the table's, ", out.logits.size(1));
   return {out.drafted, out.logits, out.inv_t, out.lse, out.cut, out.tie_id, out.mass};
 }
@@ -165,15 +176,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_chain_d
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def(
       "fused_forward(Tensor table, Tensor tokens, Tensor positions, Tensor? wanted, Tensor slots, Tensor page_table, Tensor lengths, "
-      "Tensor offsets, Tensor? ancestors, Tensor? depth, int vocab_size, float eps, float scale, int isa=0) -> Tensor");
+      "Tensor offsets, Tensor? ancestors, Tensor? depth, int vocab_size, bool bfloat16, int isa=0) -> Tensor");
   m.def(
       "draft_chain(Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor(a!) lengths, "
-      "Tensor? temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int depth, int vocab_size, float eps, "
-      "float scale, int isa=0) -> Tensor");
+      "Tensor? temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int depth, int vocab_size, "
+      "int isa=0) -> Tensor");
   m.def(
       "draft_chain_dists(Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor(a!) lengths, "
       "Tensor? temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int first_draw, int depth, "
-      "int num_drafts, int vocab_size, int table_vocab, float eps, float scale, int isa=0) "
+      "int num_drafts, int vocab_size, int table_vocab, int isa=0) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 

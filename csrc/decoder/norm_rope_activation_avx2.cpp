@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #if defined(__clang__)
@@ -21,7 +22,7 @@ namespace {
 #include "decoder/norm_rope_activation.h"
 }  // namespace
 
-const ElementwiseKernels kAvx2Elementwise = {norm, rotate, gate};
+const ElementwiseIsa kAvx2Elementwise = {kElementwise<float>, kElementwise<BFloat16>};
 
 }  // namespace specdec
 

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 namespace specdec {
@@ -16,6 +17,6 @@ namespace {
 #include "decoder/norm_rope_activation.h"
 }  // namespace
 
-const ElementwiseKernels kPortableElementwise = {norm, rotate, gate};
+const ElementwiseIsa kPortableElementwise = {kElementwise<float>, kElementwise<BFloat16>};
 
 }  // namespace specdec

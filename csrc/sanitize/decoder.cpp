@@ -99,6 +99,7 @@ void decoder_case(uint64_t seed) {
   d.eps = 1e-5;
   d.scale = 0.3;
   d.head_by_input = seed % 3 == 0;
+  d.by_input = true;
 
   const int64_t rows = between(random, 1, 3);
   std::vector<int32_t> offsets{0}, lengths, table;
@@ -146,13 +147,37 @@ void decoder_case(uint64_t seed) {
   d.embedding = floats(d.vocab * d.hidden);
   d.norm = floats(d.hidden);
   d.head = floats(d.vocab * d.hidden);
-  d.rotary = floats(d.positions * d.width);
+  // half of the decoders are Llamas; the others have some of what DecoderLayer allows beyond
+  const auto sometimes = [&](int64_t count) { return seed / 2 % 2 == 0 || between(random, 0, 1) == 0 ? nullptr : floats(count); };
+  const bool more = seed / 2 % 2 != 0;
+  d.activation = more ? one_of<Activation>(random, {Activation::Silu, Activation::GeluTanh}) : Activation::Silu;
+  d.softcap = more ? one_of<double>(random, {0.0, 2.0}) : 0.0;
+  d.logits_softcap = more ? one_of<double>(random, {0.0, 5.0}) : 0.0;
+  d.embedding_scale = more ? 4.0 : 1.0;
+  d.norm_offset = more ? one_of<double>(random, {0.0, 1.0}) : 0.0;
+  const float* const rotary[] = {floats(d.positions * d.width), floats(d.positions * d.width)};
   std::vector<DecoderLayer> layers;
   for (int64_t l = 0; l < d.layers; ++l) {
     const int64_t cache = d.pages * d.page_size * d.kv_heads * d.width, attended = d.heads * d.width;
     const int64_t shared = d.hidden * d.kv_heads * d.width, inner = d.hidden * d.inner;
-    layers.push_back({floats(d.hidden), floats(d.hidden * attended), floats(shared), floats(shared), floats(attended * d.hidden), floats(d.hidden),
-                      floats(inner), floats(inner), floats(inner), floats(cache), floats(cache)});
+    const int64_t keys = d.kv_heads * d.width;
+    DecoderLayer layer{floats(d.hidden), floats(d.hidden * attended), floats(shared), floats(shared), floats(attended * d.hidden), floats(d.hidden),
+                       floats(inner), floats(inner), floats(inner)};
+    layer.query_bias = sometimes(attended);
+    layer.key_bias = sometimes(keys);
+    layer.value_bias = sometimes(keys);
+    layer.out_bias = sometimes(d.hidden);
+    if (d.width > 2) {  // a norm over two numbers amplifies rounding errors
+      layer.query_norm = sometimes(d.width);
+      layer.key_norm = sometimes(d.width);
+    }
+    layer.post_norm = sometimes(d.hidden);
+    layer.mlp_post_norm = sometimes(d.hidden);
+    layer.rotary = rotary[more ? l % 2 : 0];
+    layer.keys = floats(cache);
+    layer.values = floats(cache);
+    layer.window = more ? one_of<int64_t>(random, {0, 9}) : 0;
+    layers.push_back(layer);
   }
   d.layer = layers.data();
 

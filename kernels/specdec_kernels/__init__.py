@@ -17,7 +17,7 @@ from .ops.distribution_stats import distribution_stats
 from .ops.draft_chain import draft_chain
 from .ops.draft_sample import draft_sample
 from .ops.exact_match_verify import exact_match_verify
-from .ops.fused_forward import DecoderLayer, DecoderTable, fused_forward
+from .ops.fused_forward import DecoderLayer, DecoderNumbers, DecoderTable, fused_forward
 from .ops.kv_commit import CacheTable, kv_commit, kv_commit_pages, kv_commit_scratch
 from .ops.kv_slots import kv_slots
 from .ops.kv_stage import kv_stage
@@ -47,6 +47,7 @@ __all__ = [
     "Backend",
     "CacheTable",
     "DecoderLayer",
+    "DecoderNumbers",
     "DecoderTable",
     "FallbackWarning",
     "Forced",

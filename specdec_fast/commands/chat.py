@@ -63,7 +63,7 @@ def chat(
     device_map: options.DeviceMap = None,
     threads: options.Threads = None,
     compile: options.Compile = False,
-    fused_forward: options.FusedForward = False,
+    fused_forward: options.FusedForward = None,
     as_json: Annotated[
         bool,
         typer.Option(

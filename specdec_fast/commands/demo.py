@@ -64,7 +64,7 @@ def demo(
     device: options.Device = "cpu",
     threads: options.Threads = None,
     compile: options.Compile = False,
-    fused_forward: options.FusedForward = False,
+    fused_forward: options.FusedForward = None,
     as_json: options.Json = False,
 ) -> None:
     """Run the bundled workload with and without speculation: coloured text, speed and identity of the results."""

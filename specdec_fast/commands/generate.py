@@ -97,7 +97,7 @@ def generate(
     device_map: options.DeviceMap = None,
     threads: options.Threads = None,
     compile: options.Compile = False,
-    fused_forward: options.FusedForward = False,
+    fused_forward: options.FusedForward = None,
     as_json: options.Json = False,
     logprobs: options.Logprobs = None,
     stats: Annotated[
@@ -140,7 +140,10 @@ def generate(
             max_rows=min(len(entries), _MAX_ROWS),
             max_length=max_length,
             temperature=temperatures.pop() if len(temperatures) == 1 else None,
-            sample=[] if follows else [(entry.prompt, own) for entry, own in zip(entries, params, strict=True)],
+            sample=lambda defaults: [
+                (entry.prompt, entry.params(sampling_options.follow_defaults(flags, defaults, given), at))
+                for at, entry in enumerate(entries)
+            ],
             sampling=sampling_options.choose_defaults(sampling, given),
         )
         flags = sampling_options.follow_defaults(flags, engine.default_params, given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     import typer
 
     from specdec_fast.engine.engine import Engine
-    from specdec_fast.engine.prompts import Prompt
     from specdec_fast.interfaces import Rule
-    from specdec_fast.sampling.params import SamplingParams
 
 BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
 NO_DRAFTER = "none"
@@ -38,7 +36,7 @@ class Setup:
     dtype: str
     device: str
     compile: bool
-    fused_forward: bool = False
+    fused_forward: bool | None = None
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     budget: str = "fixed"
     adapter: str | None = None
@@ -90,7 +88,7 @@ def resolve(
     dtype: str,
     device: str,
     compile: bool,
-    fused_forward: bool = False,
+    fused_forward: bool | None = None,
     drafter_option: list[str] | None = None,
     budget: str = "fixed",
     adapter: str | None = None,
@@ -110,7 +108,7 @@ def resolve(
         dtype: Option `--dtype`.
         device: Option `--device`.
         compile: Option `--compile`.
-        fused_forward: Option `--fused-forward`.
+        fused_forward: Option `--fused-forward`; None where it is possible.
         drafter_option: Options `--drafter-option`.
         budget: Option `--budget`.
         adapter: Option `--adapter`.
@@ -182,7 +180,7 @@ def open_engine(
     max_rows: int,
     max_length: int | None = None,
     temperature: float | None = None,
-    sample: Sequence[tuple[Prompt, SamplingParams]] = (),
+    sample: Any = (),
     sampling: str | None = "neutral",
 ) -> Engine:
     """Sets the number of threads and loads the engine of a setup.
@@ -193,7 +191,7 @@ def open_engine(
         max_rows: Most running requests.
         max_length: Most tokens of a request. None: the default of `load`.
         temperature: Temperature of all requests, None if they differ.
-        sample: Requests by which rule `best` chooses.
+        sample: Requests by which rule `best` chooses, as `load` takes them.
         sampling: Option `--sampling`: "model", "neutral", or None, which is neutral and notes what the model sets.
 
     Returns:
@@ -244,9 +242,6 @@ def open_engine(
     )
     if sampling is None:
         note_unfollowed_settings(engine)
-    context = engine.state.max_length
-    if max_length is not None and max_length > context:
-        print_note(f"--max-length {max_length}: the model's context is {context}, and that is used")
     if setup.draft is not None and engine.tokenizer is not None and lacks_tokenizer(setup.draft):
         print_note(f"--draft {setup.draft} has no tokenizer; the target's is assumed")
     if setup.rule != engine.rule.name:

@@ -102,10 +102,11 @@ Compile = Annotated[
     bool, typer.Option("--compile", help="Compile the models with torch.compile.", rich_help_panel=_RUN)
 ]
 FusedForward = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--fused-forward",
-        help="Run the target's forward pass as one operator (Llama, float32, CPU only).",
+        "--fused-forward/--no-fused-forward",
+        help="Run the target's forward pass as one operator (Llama, Mistral, Qwen, Gemma; float32, bfloat16; CPU only). "
+        "Default: where it is possible.",
         rich_help_panel=_RUN,
     ),
 ]

@@ -84,7 +84,7 @@ def serve(
     device_map: options.DeviceMap = None,
     threads: options.Threads = None,
     compile: options.Compile = False,
-    fused_forward: options.FusedForward = False,
+    fused_forward: options.FusedForward = None,
 ) -> None:
     """Serve a model over HTTP, with the API of OpenAI."""
     require("serve", "specdec serve")

@@ -271,7 +271,7 @@ def missing_attribute(owner: str, name: str, known: Iterable[str]) -> AttributeE
 
 def accept_foreign_parameters(cls: type[_Object]) -> type[_Object]:
     """Decorates `SamplingParams`: names of other engines that mean the same, or ask for nothing, are accepted."""
-    create, table = cls.__init__, FOREIGN_ARGUMENTS["SamplingParams"]  # type: ignore[misc]
+    create, table = cls.__init__, FOREIGN_ARGUMENTS["SamplingParams"]
 
     @wraps(create)
     def accepting(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -285,5 +285,5 @@ def accept_foreign_parameters(cls: type[_Object]) -> type[_Object]:
                 kwargs[table[name]] = kwargs.pop(name)
         create(self, *args, **kwargs)
 
-    cls.__init__ = accepting  # type: ignore[misc]
+    setattr(cls, "__init__", accepting)  # noqa: B010  (a type checker allows no assignment)
     return cls

@@ -8,6 +8,7 @@ contract suite.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import draft_sample
 from specdec_kernels.unknown_names import unknown_name
 
+_NO_DISTRIBUTION = "draft_model: got logits that are not finite; expected finite ones; load it in bfloat16 or float32"
 TOKENIZERS = ("same", "tli", "slem")
 
 
@@ -222,13 +224,14 @@ class DraftModelDrafter:
                 drafted[index].append(token)
                 dist_rows[index].append(used + at)
             used += len(active)
-        return concat_distributions(parts) if parts and self.pick == "sampled" else None
+        return _check_distributions(concat_distributions(parts)) if parts and self.pick == "sampled" else None
 
     def _fused_chain_forward(self) -> FusedForward | None:
         """The fused forward, if nothing but picking a token happens between the passes of a chain."""
         if self.entropy_stop or self.tokenizers != "same" or not isinstance(self.model, HuggingFaceTarget):
             return None
-        return self.model.fused_forward
+        fused = self.model.fused_forward
+        return None if fused is None or fused.run_chain is None else fused
 
     def _draft_fused(
         self,
@@ -262,7 +265,7 @@ class DraftModelDrafter:
                     dist_rows[index].append(used)
                     used += 1
         logits, inv_t, lse, cut, tie_id, mass = dist
-        return TokenDistributions(logits, inv_t, lse, cut, tie_id, mass=mass)
+        return _check_distributions(TokenDistributions(logits, inv_t, lse, cut, tie_id, mass=mass))
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         """Adapts thresholds. `propose` finds accepted tokens by comparing its own with the committed ones."""
@@ -327,7 +330,12 @@ class DraftModelDrafter:
 
         Returns:
             Tokens [B], and the distributions of sampled ones.
+
+        Raises:
+            ValueError: If logits are not finite, on the CPU.
         """
+        if self.pick != "sampled" and logits.is_cpu and not bool(torch.isfinite(logits.amax(1)).all()):
+            raise ValueError(_NO_DISTRIBUTION)  # of sampled tokens the distributions tell it
         if self.tokenizers == "slem":
             return logits.argmax(1), None
         # the target's processors apply to q too, each row after its own chain
@@ -342,6 +350,17 @@ class DraftModelDrafter:
             return sampling.sample_replay(logits, positions), None
         index = torch.full_like(roots, draw)
         return draft_sample(dists.logits, *dists.stats, sampling.seeds, roots, index, mass=dists.mass), dists
+
+
+def _check_distributions(dists: TokenDistributions) -> TokenDistributions:
+    """Returns distributions of draft tokens.
+
+    Raises:
+        ValueError: If one has no token, on the CPU. The engine then counts a fault for its row.
+    """
+    if dists.lse.is_cpu and math.isnan(sum(dists.lse.tolist())):  # elsewhere the check would wait for the device
+        raise ValueError(_NO_DISTRIBUTION)
+    return dists
 
 
 DRAFTER = DraftModelDrafter

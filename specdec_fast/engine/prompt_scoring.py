@@ -54,7 +54,8 @@ class PromptScores:
         Args:
             batch: Rows of the pass with their tokens.
         """
-        found, start = [], 0
+        found: list[int] = []
+        start = 0
         for row, tokens in batch:
             found += range(start, start + min(len(tokens), self._missing(row)))
             start += len(tokens)

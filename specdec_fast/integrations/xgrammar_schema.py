@@ -29,7 +29,13 @@ _IGNORED = {
 }  # fmt: skip
 _ALONE = ("$ref", "anyOf", "allOf", "const", "enum")
 _FORMATS = {"date", "time", "date-time", "email", "uuid", "ipv4", "ipv6"}
-_PYTHON = {"string": str, "boolean": bool, "object": Mapping, "array": (list, tuple), "null": type(None)}
+_PYTHON: dict[str, Any] = {
+    "string": str,
+    "boolean": bool,
+    "object": Mapping,
+    "array": (list, tuple),
+    "null": type(None),
+}
 _KNOWN = set().union(*_OF_TYPE.values(), _IGNORED, _ALONE, {"type"})
 
 

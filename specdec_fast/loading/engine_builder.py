@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+log = logging.getLogger("specdec_fast")
+
+SampleOf = Callable[[SamplingParams], Sequence[tuple[Prompt, SamplingParams]]]
+"""Makes typical requests from the parameters of requests without any."""
+
+
 @explain_arguments(SamplingParams)
 def load(
     target: str | Path | PreTrainedModel,
@@ -61,13 +68,13 @@ def load(
     page_size: int = 16,
     num_pages: int | None = None,
     compile: bool = False,
-    fused_forward: bool = False,
+    fused_forward: bool | None = None,
     weights: str | None = None,
     eos_token_ids: Sequence[int] | None = None,
     budget: str | BudgetPolicy = "fixed",
     step_mode: str = "auto",
     temperature: float | None = None,
-    sample: Sequence[tuple[Prompt, SamplingParams]] = (),
+    sample: Sequence[tuple[Prompt, SamplingParams]] | SampleOf = (),
     prefix_sharing: bool = True,
     sampling: SamplingParams | str | None = None,
 ) -> Engine:
@@ -97,16 +104,18 @@ def load(
         page_size: Tokens of a cache page.
         num_pages: Pages of the cache. Default: enough for `max_rows` requests of full length.
         compile: Run the forward passes through `torch.compile`.
-        fused_forward: Run the target's passes as one operator. Draft models use it wherever they can, and a small one
-            of half precision is loaded in float32 for it. This changes no distribution of the text.
+        fused_forward: Run the target's passes as one operator, `specdec_kernels.fused_forward`. None does so where
+            possible, unless the drafter reads hidden states or `compile` is set; the target's `why_not_fused` says why
+            not. Forward hooks that are registered later are not called. Draft models use it wherever they can, and a
+            small one of half precision is loaded in float32 for it.
         weights: "int8" rounds the weights of the target's linear layers to int8 with one scale per output, on a CPU.
             The target is then the quantized model, and decoding is lossless with respect to it. None: as loaded.
         eos_token_ids: Token ids that end a text. Default: the target's.
         budget: Policy for the number of draft nodes, as in `Engine`.
         step_mode: Mode of the steps, as in `Engine`.
         temperature: Temperature of all requests if it is known. Rule `best` chooses by it.
-        sample: Typical requests. Rule `best` generates their first tokens to choose how to draft. Without them it
-            chooses by what holds for every draft.
+        sample: Typical requests, or a function that makes them from the engine's default parameters. Rule `best`
+            generates their first tokens to choose how to draft. Without them it chooses by what holds for every draft.
         prefix_sharing: Requests whose texts begin alike share pages of the cache, as in `Engine`.
         sampling: Sampling parameters of requests without any. "model" follows what the model's generation config sets
             (do_sample, temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, ...). None keeps the
@@ -155,8 +164,15 @@ def load(
         vocab_size = None if tokenizer is None else vocabulary_size(tokenizer)
         shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
         sizes: dict[str, Any] = {"max_length": max_length, "num_pages": num_pages, "vocab_size": vocab_size}
-        ours = found.open("model", fused_forward=fused_forward, **sizes, **shape)
+        fused = False if compile and fused_forward is None else fused_forward
+        ours = found.open("model", fused_forward=fused, **sizes, **shape)
         undo.callback(ours.close)
+        if max_length is not None and max_length > ours.max_length:
+            log.warning("max_length: got %d; the model's limit is %d, and that is used", max_length, ours.max_length)
+        # the target generates no other ids
+        ends = [token for token in eos_ids(found.model, tokenizer) if 0 <= token < ours.vocab_size]
+        ids = ends if eos_token_ids is None else eos_token_ids
+        defaults = resolve_defaults(sampling, getattr(found.model, "generation_config", None), ids, ours.vocab_size)
 
         def open_draft() -> HuggingFaceTarget:
             assert draft is not None
@@ -172,6 +188,12 @@ def load(
                 raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
             opened = small.open("draft", max_length=ours.max_length, vocab_size=size, fused_forward=None, **shape)
             undo.callback(opened.close)
+            if opened.max_length < ours.max_length:
+                log.warning(
+                    "draft: its context is %d, the engine's %d; longer texts are decoded without drafts",
+                    opened.max_length,
+                    ours.max_length,
+                )
             opened.tokenizer = theirs
             return opened
 
@@ -194,23 +216,25 @@ def load(
         if name is not None:
             prefers = getattr(selected, "prefers", "coupled")
             made = make(prefers)
+            if fused is None and (made.needs.aux_hidden_states or made.needs.prompt_aux_hidden_states):
+                # all passes add in the same order, with hidden states and without
+                ours.run_modules(f"drafter {name!r} reads hidden states, which the model's modules return")
             preferred = getattr(rule_for(selected, made.needs, temperature)[0], "prefers", prefers)
             choose: Any = getattr(selected, "choose_rule", None)
             undecided = choose is not None and made.needs.dists and temperature != 0 and sample
+            requests: Sequence[tuple[Prompt, SamplingParams]] = ()
             if undecided and not make("greedy").needs.dists:  # the options do not fix how tokens are picked
+                requests = sample(defaults) if callable(sample) else sample
+            if requests:
                 sample_budget = policy if hasattr(policy, "configure_drafter") else "fixed"
-                estimates = sample_ways(ours, made, sample, tokenizer, sample_budget)
+                estimates = sample_ways(ours, made, requests, tokenizer, sample_budget)
                 selected, why, preferred = choose(made.needs, temperature, estimates)
                 made = make(preferred)  # a fresh drafter, which has not seen the sample
             elif preferred != prefers:  # the rule that `best` chose prefers another way to pick
                 made = make(preferred)
-        # the target generates no other ids
-        ends = [token for token in eos_ids(found.model, tokenizer) if 0 <= token < ours.vocab_size]
-        ids = ends if eos_token_ids is None else eos_token_ids
         if made is not None and hasattr(policy, "calibrate"):
             policy.calibrate(ours, getattr(made, "num_draft_tokens", 1))
         given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
-        defaults = resolve_defaults(sampling, getattr(found.model, "generation_config", None), ids, ours.vocab_size)
         given |= {"prefix_sharing": prefix_sharing, "default_params": defaults}
         engine = Engine(ours, made, rule=selected, eos_token_ids=ids, temperature=temperature, **given)
         engine.why_rule = why or engine.why_rule

@@ -89,7 +89,11 @@ class _Chat:
         async for piece in self._generation.pieces():
             message = {"role": "assistant", "content": piece.text, "refusal": None}
             choices[piece.index] = self._choice(piece.index, "message", message, piece)
-        made = {**self._head, "choices": [choices[at] for at in sorted(choices)], "usage": self._generation.usage()}
+        made: dict[str, Any] = {
+            **self._head,
+            "choices": [choices[at] for at in sorted(choices)],
+            "usage": self._generation.usage(),
+        }
         if (count := self._request.prompt_logprobs) is not None:
             scores = self._generation.prompt_logprobs(0)
             made["prompt_logprobs"] = prompt_logprobs_json(scores, count, self._decode)

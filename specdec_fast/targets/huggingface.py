@@ -25,6 +25,7 @@ from specdec_fast.targets.model_lease import ModelLease
 from specdec_fast.targets.model_state import unchanged_on_error
 from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
 from specdec_fast.targets.output_scaling import OutputScaling, find_output_scaling
+from specdec_fast.targets.packed_forward import build_packed_forward
 from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.torch_compile import compile_forward
 from specdec_fast.targets.weight_changes import WeightChanges
@@ -54,7 +55,8 @@ class HuggingFaceTarget:
         vocab_size: Valid token ids. None: the rows of the embedding. Pass the tokenizer's size if the embedding is
             padded.
         compile: Run the forward through torch.compile.
-        fused_forward: Run the forward as one operator (`specdec_kernels.fused_forward`; Llama in float32 on a CPU).
+        fused_forward: Run the forward as one operator (`specdec_kernels.fused_forward`; Llama, Mistral, Qwen 2 and 3,
+            and Gemma 1 to 3 in float32 or bfloat16 on a CPU).
             True requires it, None uses it if `why_not_fused` is None.
 
     Attributes:
@@ -170,14 +172,17 @@ class HuggingFaceTarget:
             store_by_input(model)
         else:
             align_logits(model)
-        self._choose_forward(compile, fused_forward, sample, expected)
+        windows = self.windows if self.windows is not None else [call.window for call in probe.calls]
+        self._choose_forward(compile, fused_forward, windows, sample, expected)
 
-    def _choose_forward(self, compile: bool, fused: bool | None, sample: Tensor, expected: Tensor) -> None:
+    def _choose_forward(
+        self, compile: bool, fused: bool | None, windows: Sequence[int], sample: Tensor, expected: Tensor
+    ) -> None:
         """Chooses the implementation of passes. Fused ones are compared with the model's own logits of a sample."""
         self.why_not_fused = "it was not requested" if fused is False else why_not_fused(self.model)
         if self.why_not_fused is None:
             try:
-                self._logits = build_fused_forward(self.model, self.cache)
+                self._logits = build_fused_forward(self.model, self.cache, windows)
                 load_checks.check_logits(self.model, load_checks.packed_logits(self, sample)[0], expected)
             except ValueError as error:
                 self.why_not_fused, self._logits = str(error), self._plain_logits
@@ -187,6 +192,15 @@ class HuggingFaceTarget:
             )
         if self.why_not_fused is not None and compile:
             self._logits = compile_forward(self._plain_logits)
+
+    def run_modules(self, reason: str) -> None:
+        """Runs passes by the model's modules from now on.
+
+        Args:
+            reason: Why, for `why_not_fused`.
+        """
+        if isinstance(self._logits, FusedForward):
+            self.why_not_fused, self._logits = reason, self._plain_logits
 
     def extend(
         self,
@@ -374,23 +388,3 @@ class HuggingFaceTarget:
         if self._scaling is None:
             raise UnsupportedModelError(str(self.why_no_lm_head))
         return self._scaling(self.model.get_output_embeddings()(hidden)[..., : self.vocab_size])
-
-
-def build_packed_forward(model: PreTrainedModel) -> Callable[..., Tensor]:
-    """Returns a packed pass of a model: tokens int64 [M] to logits [M, V], or [N, V] of `wanted` nodes int64 [N].
-
-    It is one function for the compiler: the code around the model's forward costs a small pass more than some layers.
-    """
-
-    def run(tokens: Tensor, positions: Tensor, wanted: Tensor | None, packed: attention.PackedContext) -> Tensor:
-        output = model.forward(
-            input_ids=tokens.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=0 if wanted is None else wanted,
-            packed=packed,
-        )
-        logits: Tensor = output.logits[0]
-        return logits
-
-    return run

@@ -36,6 +36,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 24}),
     "gpt2": ("gpt2", {}),
     "gemma2": ("gemma2", {"sliding_window": 24, "query_pre_attn_scalar": 16}),
+    "gemma3": (
+        "gemma3_text",
+        {"sliding_window": 24, "query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
 }
 GPT2_NAMES = {
     "hidden_size": "n_embd",

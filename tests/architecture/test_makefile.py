@@ -59,6 +59,7 @@ def test_when_the_extensions_are_built(tmp_path: Path) -> None:
 PIP = """#!/bin/sh
 case "$*" in
     *requires*triton*) [ -e triton ];;
+    *requirements/real.txt*) echo "$*" >> models; if [ -e offline ]; then echo "ERROR: no network" >&2; exit 1; fi;;
     *install*) echo "$*" >> installs;;
     *version*torch*) echo torch==2.12.1;;
 esac
@@ -73,7 +74,7 @@ def test_the_requested_torch_is_not_replaced(tmp_path: Path, root: Path, own: bo
         "Makefile",
         "setup.py",
         "pyproject.toml",
-        *(f"requirements/{n}.txt" for n in ("demo", "test", "triton", "docs")),
+        *(f"requirements/{n}.txt" for n in ("demo", "test", "triton", "docs", "real")),
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(root / name, tmp_path / name)
@@ -95,7 +96,34 @@ def test_the_requested_torch_is_not_replaced(tmp_path: Path, root: Path, own: bo
     wanted = [line for line in others if "-e ." not in line]
     assert len(wanted) == 3 and all("-c env/stamps/torch.txt" in line for line in wanted)
     assert found.read_text() == "torch==2.12.1\n"
+    (models,) = (tmp_path / "models").read_text().splitlines()
+    assert "--no-deps" in models, "a model must not bring another torch either"
     assert ["requirements/triton.txt" in line for line in wanted] == [False, not own, False]
+
+
+@NEEDS_MAKE
+def test_real_models_are_optional(tmp_path: Path) -> None:
+    """Without them the environment is ready all the same; each call tries again until they are installed."""
+    fake_checkout(tmp_path, python=PIP)
+    for name in ("test", "triton", "docs", "real"):
+        (tmp_path / f"requirements/{name}.txt").touch()
+    env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
+
+    def make(*options: str) -> tuple[int, bool]:
+        """Returns how often the models were asked for so far, and whether the lane is said to be skipped."""
+        command = ["make", "environment", "VENV=env", "PYTHON=env/bin/python", *options]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        asked = tmp_path / "models"
+        return len(asked.read_text().splitlines()) if asked.exists() else 0, "so lane-real is skipped" in done.stdout
+
+    assert make("MODELS=no") == (0, False)
+    (tmp_path / "offline").touch()
+    assert make() == (1, True)
+    assert make() == (2, True)
+    (tmp_path / "offline").unlink()
+    assert make() == (3, False)
+    assert make() == (3, False)
 
 
 @NEEDS_MAKE
@@ -106,11 +134,11 @@ def test_the_heading_of_one_run_of_many_suites_names_them(root: Path) -> None:
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
     (heading,) = re.findall(r"tests: the suites ([^']*)'", done.stdout)
     suites = set(re.findall(r"^lane-(\w+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
-    assert set(re.split(r", | and ", heading)) == suites - {"interpreter", "native"}
+    assert set(re.split(r", | and ", heading)) == suites - {"interpreter", "native", "real"}
 
 
 @NEEDS_MAKE
-@pytest.mark.parametrize("suite", ["exact", "replay", "statistics", "mutants", "training", "unit"])
+@pytest.mark.parametrize("suite", ["exact", "replay", "statistics", "mutants", "training", "unit", "real"])
 def test_suites_name_tests_that_exist(root: Path, suite: str) -> None:
     """pytest ignores an excluded path that does not exist, so that the suite would run other tests than it says."""
     env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}

@@ -113,7 +113,7 @@ def test_equal_prompts_have_seeds_of_their_own(run: Any, pair: list[str], expect
 def test_a_context_that_is_too_short_is_noted(run: Any, pair: list[str], expected: str) -> None:
     long = run("generate", "Once upon", *pair, *SAMPLING, "--max-length", "999999")
     assert long.stdout == expected + "\n"
-    assert long.stderr == "specdec: note: --max-length 999999: the model's context is 2048, and that is used\n"
+    assert long.stderr == "specdec: warning: max_length: got 999999; the model's limit is 2048, and that is used\n"
     short = run("generate", "Once upon", *pair, *SAMPLING, "--max-length", "12")
     assert short.stdout == expected[:3] + "\n"
     words = "max_new_tokens 40 after a prompt of 9 tokens: the context of 12 ends the text before (see --max-length)"

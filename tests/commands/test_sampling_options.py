@@ -42,6 +42,21 @@ def test_the_model_s_parameters_are_followed_but_for_given_options(run: Any, cho
     assert found["temperature"] == 0.0
 
 
+def test_rule_best_chooses_by_the_model_s_parameters(
+    run: Any, choosy: str, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def sample(target: object, drafter: object, requests: Any, *more: object) -> dict[str, float]:
+        seen.extend(params for _, params in requests)
+        return {}
+
+    monkeypatch.setattr("specdec_fast.loading.engine_builder.sample_ways", sample)
+    sampling(run, choosy, "--draft", models["draft"], "--rule", "best", "--sampling", "model", "--top-k", "3")
+    (params,) = seen
+    assert (params.temperature, params.top_k, params.max_new_tokens) == (0.6, 3, 6)
+
+
 def test_a_note_says_that_they_are_not_followed_where_it_matters(run: Any, choosy: str, models: dict[str, str]) -> None:
     found, noted = sampling(run, choosy, "--max-new-tokens", "4")
     assert found["temperature"] == 1.0 and noted.startswith(NOTE) and noted.count("\n") == 1

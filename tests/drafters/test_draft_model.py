@@ -274,3 +274,21 @@ def test_an_entropy_stop_above_every_distribution_still_drafts_one_token() -> No
     assert handle.stats.steps - 1 <= handle.stats.num_draft_tokens <= handle.stats.steps, (
         "one token a step, none in the last"
     )
+
+
+@pytest.mark.parametrize(("pick", "rule"), [("sampled", "rejection"), ("coupled", "replay"), ("greedy", "replay")])
+def test_drafts_of_nan_are_faults_of_their_request_alone(pick: str, rule: str, faults: Any) -> None:
+    table = random_logits(23, VOCAB, seed=3)
+    clean = AutomatonTarget(table.clone(), max_rows=2)
+    bad = clean.state_after([1, 2])
+    table[bad] = torch.nan  # the first draft of the first request meets this state
+    prompts, own = [[1, 2], [4]], SamplingParams(seed=2, max_new_tokens=12)
+    plain = Engine(automaton()).generate(prompts, own)
+    engine = Engine(automaton(), drafter(AutomatonTarget(table, max_rows=2), pick=pick), rule=rule)
+    first, second = engine.generate(prompts, own)
+    assert [first.error, second.error] == [None, None]
+    assert first.stats.faults > 0
+    healthy = Engine(automaton(), drafter(clean, pick=pick), rule=rule)
+    if rule == "replay":
+        assert [first.tokens, second.tokens] == [handle.tokens for handle in plain]
+    assert healthy.generate(prompts, own)[0].stats.faults == 0

@@ -86,7 +86,7 @@ def test_a_drafter_that_pays_is_compared_less_and_less_often(warned: Any, monkey
     speed, passes = DrafterSpeed("it", "fixed"), []
     monkeypatch.setattr("specdec_fast.engine.drafter_speed.time_plain_pass", lambda *_: passes.append(steps) or 0.9)
     view: Any = type("View", (), {"tokens": staticmethod(lambda row: [row]), "device": None})
-    for steps in range(1, 7 * FIRST_WINDOW + 1):  # noqa: B007 (read by the stand-in)
+    for steps in range(1, 7 * FIRST_WINDOW + 1):  # noqa: B007 (the fake reads it)
         speed.observe(None, view, [0, 1], 4, clock(score=1.0))  # type: ignore[arg-type]
     assert passes == [FIRST_WINDOW, 3 * FIRST_WINDOW, 7 * FIRST_WINDOW]
     assert speed.relative_speed == pytest.approx(1.8) and not warned()

@@ -118,12 +118,12 @@ def one_at_a_time(arguments: list[Any], first_draw: int | None) -> tuple[Tensor,
 
 def on_isa(arguments: list[Any], isa: str, first_draw: int | None) -> Any:
     table, tokens, offsets, drafts, *rest, vocab = arguments
-    counts, numbers = torch.tensor(drafts, dtype=torch.int32), (table.eps, table.scale, ISAS[isa])
+    counts = torch.tensor(drafts, dtype=torch.int32)
     given = (table.addresses, tokens, offsets, counts, *rest)
     if first_draw is None:
-        return torch.ops.specdec.draft_chain(*given, max(drafts), vocab, *numbers)
+        return torch.ops.specdec.draft_chain(*given, max(drafts), vocab, ISAS[isa])
     sizes = (first_draw, max(drafts), sum(drafts), vocab, table.vocab_size)
-    found = torch.ops.specdec.draft_chain_dists(*given, *sizes, *numbers)
+    found = torch.ops.specdec.draft_chain_dists(*given, *sizes, ISAS[isa])
     return found[0], found[1][:, :vocab], *found[2:]
 
 

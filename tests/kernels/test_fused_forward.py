@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
-from oracles.decoder_cases import Pass, made, passes
+from oracles.decoder_cases import ALL_OPTIONS, Pass, made, passes
 
-from specdec_kernels import DecoderTable, fused_forward, use_backend
+from specdec_kernels import DecoderNumbers, DecoderTable, fused_forward, use_backend
+from specdec_kernels.ops.fused_forward.decoder_table import MATRICES
 
 ISAS = {"portable": 1, "avx2": 2, "avx512": 3}
 BACKENDS = ["reference", *ISAS]
@@ -20,6 +22,7 @@ needs_cpu = pytest.mark.skipif(HERE is not None, reason=HERE or "")
 # size one, because the errors of few values are random, on either side.
 FLOOR = 6e-7, 2e-6
 ROWS = made(3, 4, 2, 16, 48, 40, 50, 2, 16, lengths=[0, 30, 5, 77], counts=[1, 6, 3, 9])
+WITH_OPTIONS = made(3, 4, 2, 16, 48, 40, 50, 2, 16, lengths=[0, 30, 5, 77], counts=[1, 6, 3, 9], options=ALL_OPTIONS)
 
 
 def run(backend: str, table: DecoderTable, nodes: tuple[Any, ...]) -> torch.Tensor:
@@ -27,8 +30,7 @@ def run(backend: str, table: DecoderTable, nodes: tuple[Any, ...]) -> torch.Tens
         with use_backend("reference"):
             return fused_forward(table, *nodes)
     assert table.obstacle is None
-    options = table.vocab_size, table.eps, table.scale, ISAS[backend]
-    return torch.ops.specdec.fused_forward(table.addresses, *nodes, *options)
+    return torch.ops.specdec.fused_forward(table.addresses, *nodes, table.vocab_size, table.is_bfloat16, ISAS[backend])
 
 
 def amplification(table: DecoderTable) -> float:
@@ -36,7 +38,7 @@ def amplification(table: DecoderTable) -> float:
 
     Over a hidden state of one number, the norm is `x / sqrt(x^2 + eps)`: its slope at 0 is `1 / sqrt(eps)`.
     """
-    return 1.0 if table.embedding.shape[1] > 1 else table.eps**-0.5
+    return 1.0 if table.embedding.shape[1] > 1 else table.numbers.eps**-0.5
 
 
 @needs_cpu
@@ -57,13 +59,14 @@ def test_against_float64(backend: str, case: Pass) -> None:
 
 @needs_cpu
 @pytest.mark.parametrize("backend", ISAS)
-def test_a_row_has_the_same_bits_alone_and_on_any_number_of_threads(backend: str) -> None:
-    tokens, positions, _, slots, page_table, lengths, offsets, ancestors, depth = ROWS.nodes
-    together = run(backend, ROWS.table(torch.float32), ROWS.nodes)
+@pytest.mark.parametrize("case", [ROWS, WITH_OPTIONS], ids=["llama", "options"])
+def test_a_row_has_the_same_bits_alone_and_on_any_number_of_threads(backend: str, case: Pass) -> None:
+    tokens, positions, _, slots, page_table, lengths, offsets, ancestors, depth = case.nodes
+    together = run(backend, case.table(torch.float32), case.nodes)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        assert torch.equal(run(backend, ROWS.table(torch.float32), ROWS.nodes), together)
+        assert torch.equal(run(backend, case.table(torch.float32), case.nodes), together)
     finally:
         torch.set_num_threads(threads)
     for row in range(4):
@@ -71,7 +74,40 @@ def test_a_row_has_the_same_bits_alone_and_on_any_number_of_threads(backend: str
         part = slice(begin, end)
         own = tokens[part], positions[part], None, slots[part], page_table[row : row + 1], lengths[row : row + 1]
         trees = torch.tensor([0, end - begin], dtype=torch.int32), ancestors[part], depth[part]
-        assert torch.equal(run(backend, ROWS.table(torch.float32), (*own, *trees)), together[part])
+        assert torch.equal(run(backend, case.table(torch.float32), (*own, *trees)), together[part])
+
+
+@needs_cpu
+@pytest.mark.parametrize("by_output", [False, True])
+def test_bfloat16_is_as_exact_as_torch_and_has_the_same_bits_in_any_batch(by_output: bool) -> None:
+    tokens, positions, _, slots, page_table, lengths, offsets, ancestors, depth = WITH_OPTIONS.nodes
+
+    def table() -> DecoderTable:
+        made = WITH_OPTIONS.table(torch.bfloat16)
+        if not by_output:
+            return made
+        layers = [
+            replace(each, **{name: getattr(each, name).contiguous() for name in MATRICES}) for each in made.layers
+        ]
+        ends = made.norm, made.head, made.rotary, made.keys, made.values, made.numbers
+        return DecoderTable(made.embedding, layers, *ends)
+
+    def run_on(isa: int, nodes: tuple[Any, ...]) -> torch.Tensor:
+        made = table()
+        return torch.ops.specdec.fused_forward(made.addresses, *nodes, made.vocab_size, True, isa)
+
+    exact = run("reference", WITH_OPTIONS.table(torch.float64), WITH_OPTIONS.nodes)
+    own = errors(run("reference", table(), WITH_OPTIONS.nodes), exact, float(exact.std()))
+    for isa in range(6):
+        together = run_on(isa, WITH_OPTIONS.nodes)
+        assert together.dtype == torch.bfloat16
+        found = errors(together, exact, float(exact.std()))
+        assert found[0] < 1.5 * own[0] and found[1] < 2 * own[1], (found, own)
+        for row in range(4):
+            part = slice(int(offsets[row]), int(offsets[row + 1]))
+            mine = tokens[part], positions[part], None, slots[part], page_table[row : row + 1], lengths[row : row + 1]
+            trees = torch.tensor([0, part.stop - part.start], dtype=torch.int32), ancestors[part], depth[part]
+            assert torch.equal(run_on(isa, (*mine, *trees)), together[part])
 
 
 @needs_cpu
@@ -83,9 +119,10 @@ def test_wanted_nodes_come_in_their_order_and_may_repeat() -> None:
 
 
 @needs_cpu
-def test_step_by_step_is_all_at_once() -> None:
+@pytest.mark.parametrize("options", [(), ALL_OPTIONS], ids=["llama", "options"])
+def test_step_by_step_is_all_at_once(options: tuple[str, ...]) -> None:
     """Tokens one by one attend to the stored keys, as one causal pass does: the same bits."""
-    case = made(5, 2, 1, 32, 32, 48, 40, 2, 4, lengths=[0], counts=[20], causal=True)
+    case = made(5, 2, 1, 32, 32, 48, 40, 2, 4, lengths=[0], counts=[20], causal=True, options=options)
     tokens, positions, _, slots, page_table, _, _, _, _ = case.nodes
     want, table, got = fused_forward(case.table(torch.float32), *case.nodes), case.table(torch.float32), []
     for at in range(20):
@@ -95,10 +132,21 @@ def test_step_by_step_is_all_at_once() -> None:
     assert torch.equal(torch.cat(got), want)
 
 
+@pytest.mark.parametrize("option", ALL_OPTIONS)
+def test_every_option_changes_the_logits(option: str) -> None:
+    """So the comparisons with float64 depend on it."""
+    one, other = (
+        made(3, 4, 2, 16, 48, 40, 50, 2, 16, lengths=[30], counts=[6], options=options) for options in ((), (option,))
+    )
+    other.weights |= {name: parts for name, parts in one.weights.items() if name != "rotary"}
+    exact = [run("reference", each.table(torch.float64), each.nodes) for each in (one, other)]
+    assert (exact[0] - exact[1]).abs().max() > 0.01
+
+
 def test_a_copy_has_its_own_addresses() -> None:
     table = ROWS.table(torch.float32)
     twin = copy.deepcopy(table)
-    assert twin.obstacle is None and not bool((twin.addresses[:4] == table.addresses[:4]).any())
+    assert twin.obstacle is None and not bool((twin.addresses[:3] == table.addresses[:3]).any())
     want = fused_forward(table, *ROWS.nodes)
     table.embedding.zero_()
     assert torch.equal(fused_forward(twin, *ROWS.nodes), want)
@@ -110,12 +158,10 @@ def test_the_reference_serves_what_cpp_cannot() -> None:
     rows = {row.backend: row for row in fused_forward.explain(double, *ROWS.nodes)}
     assert rows["reference"].chosen and "expected torch.float32" in str(rows["cpu"].reason)
     layers = [copy.copy(each) for each in ROWS.table(torch.float32).layers]
-    by_output = type(layers[0])(*(getattr(layers[0], name).contiguous() for name in layers[0].__slots__))
+    by_output = replace(layers[0], **{name: getattr(layers[0], name).contiguous() for name in MATRICES})
     table = ROWS.table(torch.float32)
-    other = DecoderTable(
-        table.embedding, [by_output, layers[1]], table.norm, table.head, table.rotary, table.keys, table.values,
-        eps=table.eps, scale=table.scale,
-    )  # fmt: skip
+    ends = table.norm, table.head, table.rotary, table.keys, table.values, table.numbers
+    other = DecoderTable(table.embedding, [by_output, layers[1]], *ends)
     assert "query has strides" in str(other.obstacle)
     torch.testing.assert_close(
         fused_forward(other, *ROWS.nodes), fused_forward(ROWS.table(torch.float32), *ROWS.nodes), rtol=1e-4, atol=1e-4
@@ -153,7 +199,7 @@ def test_weights_on_another_device_are_refused() -> None:
     table = ROWS.table(torch.float32)
     head = torch.empty(table.head.shape, device="meta")
     parts = [table.embedding, table.layers, table.norm, head, table.rotary, table.keys, table.values]
-    other = DecoderTable(*parts, eps=table.eps, scale=table.scale)  # type: ignore[arg-type]
+    other = DecoderTable(*parts, table.numbers)  # type: ignore[arg-type]
     assert other.obstacle == "a part of the decoder is on meta; expected all of it on cpu"
     wide = made(1, 1, 1, 514, 8, 8, 8, 1, 4, lengths=[0], counts=[1]).table(torch.float32)
     assert wide.obstacle == "heads are 514 wide; expected at most 512"
@@ -166,19 +212,28 @@ def test_a_list_of_weights_is_refused() -> None:
 
 def test_weights_that_do_not_fit_are_refused() -> None:
     table = ROWS.table(torch.float32)
-    parts = [table.embedding, table.layers, table.norm, table.head, table.rotary, table.keys, table.values]
+    parts: list[Any] = [table.embedding, table.layers, table.norm, table.head, table.rotary, table.keys, table.values]
+    parts.append(table.numbers)
 
     def refused(at: int, value: Any, words: str) -> None:
         with pytest.raises(ValueError, match=words):
-            DecoderTable(*parts[:at], value, *parts[at + 1 :], eps=1e-5, scale=1.0)  # type: ignore[arg-type]
+            DecoderTable(*parts[:at], value, *parts[at + 1 :])
 
     refused(0, table.embedding.long(), "embedding is no float tensor")
     refused(1, table.layers[:1], "got 1 layers, 2 key and 2 value caches")
     refused(2, table.norm[:-1], "norm has shape")
     refused(3, table.head[:-1], "head has shape")
-    refused(4, table.rotary[:, :-2], "rotary has shape")
+    refused(4, table.rotary[..., :-2], "rotary has shape")
     refused(5, [each[..., :12] for each in table.keys], "query has 64 outputs beside 2 kv_heads of width 12")
     refused(6, [each.double() for each in table.values], "values has dtype")
+    for change, words in {
+        "query_norm": "query_norm has shape", "key_bias": "key_bias has shape", "post_norm": "post_norm has shape",
+    }.items():  # fmt: skip
+        refused(1, [replace(table.layers[0], **{change: torch.ones(7)}), table.layers[1]], words)
+    for changes in ({"window": -1}, {"rotary": 1}):
+        refused(1, [replace(table.layers[0], **changes), table.layers[1]], "expected a window of 0 or more and a table")
+    refused(7, DecoderNumbers(eps=1e-5, scale=1.0, activation="relu"), "activation is 'relu'; expected one of silu")
+    refused(7, DecoderNumbers(eps=1e-5, scale=1.0, softcap=-1.0), "softcap is -1.0")
 
 
 def errors(got: torch.Tensor, exact: torch.Tensor, size: float) -> tuple[float, float]:
@@ -193,7 +248,7 @@ def errors(got: torch.Tensor, exact: torch.Tensor, size: float) -> tuple[float, 
 @given(case=passes())
 def test_the_error_is_at_most_twice_that_of_torch(isa: str, case: Pass) -> None:
     table = case.table(torch.float64)
-    size = float(table.head.norm(dim=1).max() * table.norm.abs().max())  # of a logit behind a norm
+    size = float(table.head.norm(dim=1).max() * (table.norm + table.numbers.norm_offset).abs().max())  # of a logit
     exact = run("reference", table, case.nodes)
     own = errors(run("reference", case.table(torch.float32), case.nodes), exact, size)
     found = errors(run(isa, case.table(torch.float32), case.nodes), exact, size)

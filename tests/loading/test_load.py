@@ -87,6 +87,28 @@ def test_the_best_rule_follows_a_sample(
     assert load(model, models.kin("llama"), rule="best", sample=requests, **settings).rule.name == "block"
     assert len(sampled) == 1, "no sample is drawn without a choice"
     assert sampled[0] is not engine.drafter, "what a drafter learnt of the sample would go on with it"
+    made: list[SamplingParams] = []
+
+    def typical(defaults: SamplingParams) -> list[Any]:
+        made.append(defaults)
+        return requests
+
+    own = SamplingParams(temperature=0.7)
+    chosen = load(model, models.kin("llama"), rule="best", sample=typical, sampling=own, max_length=64)
+    assert chosen.rule.name == rule and made == [own]
+
+
+def test_a_context_that_is_shorter_than_asked_for_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    limit = models.kin("llama").config.max_position_embeddings
+    load(models.kin("llama"), max_length=limit + 5)
+    assert f"max_length: got {limit + 5}; the model's limit is {limit}, and that is used" in caplog.text
+    caplog.clear()
+    short = tiny_model("llama", max_position_embeddings=64)
+    load(tiny_model("llama"), short, max_length=80)
+    assert "draft: its context is 64, the engine's 80; longer texts are decoded without drafts" in caplog.text
+    caplog.clear()
+    load(tiny_model("llama"), tiny_model("llama", seed=1), max_length=80)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("rule", ["replay", "best"])

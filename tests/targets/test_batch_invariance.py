@@ -14,6 +14,7 @@ from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import tree_plan
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma2"]
+FUSED = ["llama", "qwen2", "mistral", "gemma2", "gemma3", "demo-target"]
 
 
 def feed(target: HuggingFaceTarget, row: int, tokens: list[int]) -> Tensor:
@@ -27,7 +28,7 @@ def feed(target: HuggingFaceTarget, row: int, tokens: list[int]) -> Tensor:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("family", "whole"),
-    [*((name, False) for name in [*FAMILIES, "demo-target"]), ("llama", True), ("demo-target", True)],
+    [*((name, False) for name in [*FAMILIES, "demo-target"]), *((name, True) for name in FUSED)],
 )
 def test_logits_do_not_depend_on_the_batch(family: str, whole: bool, threads: int) -> None:
     model = load_model(family) if family.startswith("demo") else models.own(family)

@@ -41,22 +41,41 @@ def scored(target: HuggingFaceTarget, aux_hidden_states: tuple[str, ...] = ()) -
     return logits
 
 
+def shaken(model: Any) -> Any:
+    """Returns a model whose norms and biases have other values than at the start of training."""
+    source = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=source) * 0.3)
+    return model
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("family", "changes"),
     [
-        {},
-        {"tie_word_embeddings": True, "num_key_value_heads": 4},
-        {"num_hidden_layers": 1, "intermediate_size": 50, "head_dim": 24, "rms_norm_eps": 0.1},
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
-        {
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4, "attention_bias": True}),
+        ("llama", {"num_hidden_layers": 1, "intermediate_size": 50, "head_dim": 24, "rms_norm_eps": 0.1}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}),
+        ("llama", {
             "rope_parameters": {
                 "rope_type": "yarn", "factor": 4.0, "rope_theta": 100.0, "original_max_position_embeddings": 128,
             }
-        },
+        }),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+        ("qwen3", {}),
+        ("mistral", {}),
+        ("gemma2", {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 4.0}),
+        ("gemma3", {}),
+        ("gemma3", {"rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        }}),
     ],
 )  # fmt: skip
-def test_logits_are_those_of_the_modules(changes: dict[str, Any]) -> None:
-    model = tiny_model("llama", **changes)
+def test_logits_are_those_of_the_modules(family: str, changes: dict[str, Any]) -> None:
+    model = shaken(tiny_model(family, **changes))
     plain = HuggingFaceTarget(copy.deepcopy(model), max_length=64)
     whole = HuggingFaceTarget(model, max_length=64, fused_forward=True)
     assert isinstance(whole._logits, FusedForward)
@@ -65,10 +84,12 @@ def test_logits_are_those_of_the_modules(changes: dict[str, Any]) -> None:
     assert greedy(whole) == greedy(plain)
 
 
-def test_a_target_with_fused_forward_gives_the_text_of_generate() -> None:
-    want = [models.greedy_text("llama", len(prompt), 20) for prompt in PROMPTS]
-    small = HuggingFaceTarget(models.kin("llama"), max_length=128, fused_forward=True)
-    target = models.target("llama", fused_forward=True)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"])
+def test_a_target_with_fused_forward_gives_the_text_of_generate(family: str) -> None:
+    """Texts are longer than windows, and drafts are chains by one operator."""
+    want = [models.greedy_text(family, len(prompt), 20) for prompt in PROMPTS]
+    small = HuggingFaceTarget(models.kin(family), max_length=128, fused_forward=True)
+    target = models.target(family, fused_forward=True)
     assert greedy(target) == want
     assert greedy(target, get_drafter("draft_model")(small, num_draft_tokens=4)) == want
 
@@ -125,10 +146,6 @@ def test_aux_hidden_states_and_partial_passes_run_the_modules() -> None:
     assert isinstance(target._logits, FusedForward)
 
 
-def biased() -> Any:
-    return tiny_model("llama", attention_bias=True)
-
-
 def test_hooks_of_transformers_are_allowed() -> None:
     model = models.own("llama")
     model(torch.tensor([[1, 2]]), output_hidden_states=True)  # leaves its hooks on the model
@@ -138,6 +155,10 @@ def test_hooks_of_transformers_are_allowed() -> None:
 
 def gelu() -> Any:
     return tiny_model("llama", hidden_act="gelu")
+
+
+def mlp_biased() -> Any:
+    return tiny_model("llama", mlp_bias=True)
 
 
 def hooked() -> Any:
@@ -159,13 +180,13 @@ def adapted() -> Any:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: models.own("qwen2"), "the model is Qwen2ForCausalLM; expected transformers' LlamaForCausalLM"),
+        (lambda: models.own("gpt2"), "the model is GPT2LMHeadModel; expected one of transformers' LlamaForCausalLM, "),
         (
-            lambda: models.own("llama", torch.bfloat16),
-            "the model is torch.bfloat16 on cpu; expected torch.float32 on cpu",
+            lambda: models.own("llama", torch.float16),
+            "the model is torch.float16 on cpu; expected torch.float32 or torch.bfloat16 on cpu",
         ),
-        (biased, "self_attn.q_proj is BatchInvariantLinear with a bias"),
-        (gelu, "its activation is gelu; expected silu"),
+        (mlp_biased, "mlp.gate_proj is BatchInvariantLinear with a bias"),
+        (gelu, "its activation is gelu; expected silu or swish or gelu_pytorch_tanh"),
         (hooked, "model.layers.0 has forward hooks"),
         (adapted, "mlp.down_proj is Adapter; expected BatchInvariantLinear"),
     ],
@@ -204,18 +225,26 @@ def test_another_backend_can_be_selected() -> None:
     assert "q_proj is Linear; expected BatchInvariantLinear" in str(target.why_not_fused)
 
 
-def test_drafts_are_fused_by_default_and_targets_on_request(tmp_path: Path) -> None:
+def test_models_are_fused_where_it_is_possible() -> None:
     engine: Any = load("demo-target", "demo-draft", max_length=64, max_rows=1)
-    assert engine.target.why_not_fused == "it was not requested" and engine.drafter.model.why_not_fused is None
+    assert engine.target.fused_forward is not None and engine.drafter.model.fused_forward is not None
+    engine = load("demo-target", max_length=64, max_rows=1, fused_forward=False)
+    assert engine.target.why_not_fused == "it was not requested" and engine.target.fused_forward is None
+    engine = load("demo-target", max_length=64, max_rows=1, drafter="recycling")
+    assert engine.target.fused_forward is None
+    assert "drafter 'recycling' reads hidden states" in engine.target.why_not_fused
+    engine = load("demo-target", max_length=64, max_rows=1, compile=True)
+    assert engine.target.fused_forward is None
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, compile=True, fused_forward=True)
     assert isinstance(engine.target._logits, FusedForward) and isinstance(engine.drafter.model._logits, FusedForward)
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, dtype="bfloat16")
-    assert engine.drafter.model.why_not_fused is None and engine.target.dtype == torch.bfloat16
-    loaded = load_model("demo-draft", "bfloat16")
-    engine = load("demo-target", loaded, max_length=64, max_rows=1, dtype="bfloat16")
-    assert "bfloat16" in engine.drafter.model.why_not_fused
-    with pytest.raises(ValueError, match=r"fused_forward: got True, but the model is torch\.bfloat16"):
-        load("demo-target", max_length=64, max_rows=1, dtype="bfloat16", fused_forward=True)
+    assert engine.drafter.model.dtype == torch.float32 and engine.target.dtype == torch.bfloat16
+    assert engine.target.why_not_fused is None
+    engine = load("demo-target", load_model("demo-draft", "bfloat16"), max_length=64, max_rows=1, dtype="bfloat16")
+    drafted = engine.generate(["In the"], SamplingParams(temperature=0, max_new_tokens=8))[0]
+    assert engine.drafter.model.why_not_fused is None and drafted.stats.faults == 0, "passes one by one"
+    with pytest.raises(ValueError, match=r"fused_forward: got True, but the model is torch\.float16"):
+        load("demo-target", max_length=64, max_rows=1, dtype="float16", fused_forward=True)
     model: Any = load_model("demo-draft")
     assert HuggingFaceTarget(model, max_length=64, max_rows=1, fused_forward=True).why_not_fused is None
 

@@ -109,7 +109,8 @@ def _fake_linear(a: Any) -> Tensor:
 
 
 def _fake_decoder(a: Any) -> Tensor:
-    return a.table.new_empty(((a.tokens if a.wanted is None else a.wanted).shape[0], a.vocab_size), dtype=torch.float32)
+    dtype = torch.bfloat16 if a.bfloat16 else torch.float32
+    return a.table.new_empty(((a.tokens if a.wanted is None else a.wanted).shape[0], a.vocab_size), dtype=dtype)
 
 
 def _fake_chain(a: Any) -> Tensor:

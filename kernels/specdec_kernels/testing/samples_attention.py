@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.fused_forward import DecoderLayer, DecoderTable
+from ..ops.fused_forward import DecoderLayer, DecoderNumbers, DecoderTable
 from ..ops.fused_forward.decoder_table import MATRICES
 from ..ops.kv_commit import CacheTable
 from ..ops.tree_attention import plan_for
@@ -214,8 +214,8 @@ def decoder_table(sizes: Sizes) -> tuple[DecoderTable, int]:
     rotary = torch.cat([angles.cos(), angles.sin()], 1).to(sizes.dtype)
     stored, weights = caches(sizes, 2 * sizes.layers), [layer() for _ in range(sizes.layers)]
     embedding, head = random(sizes, sizes.vocab, hidden), random(sizes, sizes.vocab, hidden, scale=hidden**-0.5)
-    cache, numbers = (stored[::2], stored[1::2]), {"eps": 1e-5, "scale": sizes.width**-0.5}
-    made = DecoderTable(embedding, weights, norm(), head, rotary, *cache, **numbers)
+    numbers = DecoderNumbers(eps=1e-5, scale=sizes.width**-0.5)
+    made = DecoderTable(embedding, weights, norm(), head, rotary, stored[::2], stored[1::2], numbers)
     return made, sum(getattr(each, name).numel() for each in weights for name in MATRICES) + head.numel()
 
 

@@ -50,6 +50,12 @@ class ParallelHeadsTrainee(nn.Module):
         self.heads: Any = heads
         self.states, self.decay, self.labels = states, decay, labels
 
+    @property
+    def logits_per_token(self) -> int:
+        """Logits that a step keeps for every token."""
+        ids = self.heads.token_ids
+        return int(self.heads.num_heads) * int(self.heads.vocab_size if ids is None else len(ids))
+
     def _project(self, hidden: Tensor) -> Tensor:
         return self.states.lm_head(hidden.to(self.states.model.dtype)).float()
 

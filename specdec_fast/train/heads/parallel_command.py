@@ -254,6 +254,7 @@ def train_heads(
 
     from specdec_fast.engine.prompts import added_beginning
     from specdec_fast.loading import ModelOptions, load_model, load_tokenizer
+    from specdec_fast.train.heads.memory_estimate import memory_note
     from specdec_fast.train.heads.progress_bar import ProgressBar
     from specdec_fast.train.heads.run_checkpoint import check_same_run, read_stored_step, with_process_count
     from specdec_fast.train.heads.settings import Progress, Settings
@@ -301,6 +302,8 @@ def train_heads(
         rmtree(answers, ignore_errors=True)
     row, held = split(np.load(place), made.length)
     trainee = build(target, row)
+    if (note := memory_note(trainee, made, here.device)) and here.is_main_process:
+        print(f"specdec: note: {note}", file=sys.stderr)
     title = f"{kind} heads for {model}"
     if (stored := read_stored_step(out)) and here.is_main_process:
         print(f"{out / 'checkpoint'}: continues after step {stored} of {made.steps}", file=sys.stderr)

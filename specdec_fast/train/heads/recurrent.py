@@ -46,6 +46,17 @@ class _Trainee(nn.Module):
         head.config._attn_implementation = "sdpa"
         self.head, self.states, self.ahead = head, states, ahead
 
+    @property
+    def logits_per_token(self) -> int:
+        """Logits that a step keeps for every token: the target's, and the head's of every unrolled step."""
+        rows, ids = self.states.model.get_input_embeddings().weight.shape[0], self.head.token_ids
+        return int(rows + self._unrolled * (rows if ids is None else len(ids)))
+
+    @property
+    def _unrolled(self) -> int:
+        """Steps of the head in training."""
+        return 1
+
     def _embed(self, tokens: Tensor) -> Tensor:
         with torch.no_grad():
             embedded: Tensor = self.states.model.get_input_embeddings()(tokens)
@@ -153,6 +164,10 @@ class Eagle3Trainee(_Trainee):
         if not 0 < decay <= 1:
             raise ValueError(f"training decay: got {decay}; expected a number above 0, at most 1")
         self.decay = decay
+
+    @property
+    def _unrolled(self) -> int:
+        return self.ahead
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the scalar loss and measurements by name, of stored tokens int64 [B, L] that have loss."""

@@ -30,15 +30,14 @@ def draft_chain(
 ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
     """Calls the C++ operator. The checks of the reference name what is wrong with arguments that it refuses."""
     sampling = (temperature, top_k, top_p, min_p, seeds, positions)
-    numbers = (vocab_size, decoder.eps, decoder.scale)
     try:
         counts, depth, total = _counts(tuple(drafts))
         where = (decoder.addresses, tokens, offsets, counts, rows, page_table, lengths)
         if first_draw is None:
-            drafted: Tensor = _draft_chain(*where, *sampling, depth, *numbers)
+            drafted: Tensor = _draft_chain(*where, *sampling, depth, vocab_size)
             return drafted
         every = decoder.vocab_size
-        found = _draft_chain_dists(*where, *sampling, first_draw, depth, total, vocab_size, every, *numbers[1:])
+        found = _draft_chain_dists(*where, *sampling, first_draw, depth, total, vocab_size, every)
         return found if vocab_size == every else (found[0], found[1][:, :vocab_size], *found[2:])
     except (RuntimeError, ValueError):
         # raises with a message that says what to do

@@ -54,7 +54,7 @@ def check(
     if any(not 0 <= row < capacity for row in rows.tolist()) or len(set(rows.tolist())) < batch:
         raise ValueError(f"{_OP}: got rows {rows.tolist()}; expected different row ids below {capacity}")
     pages, page = decoder.keys[0].shape[:2]
-    room = min(columns * page, decoder.rotary.shape[0])
+    room = min(columns * page, decoder.positions)
     held = lengths[rows.long()].tolist()
     for row, start, count, more in zip(rows.tolist(), held, fed, drafts):
         if not 0 <= start <= start + count + more - 1 <= room:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op, lazy_import
-from .decoder_table import DecoderLayer, DecoderTable
+from .decoder_table import DecoderLayer, DecoderNumbers, DecoderTable
 from .reference import fused_forward as _reference
 
 
@@ -21,7 +21,7 @@ def why_not_decoder(decoder: DecoderTable, *args: Any, **kwargs: Any) -> str | N
 
 def decoder_key(decoder: DecoderTable, tokens: Tensor, *args: Any, **kwargs: Any) -> Hashable:
     """Returns the signature of a call whose first arguments are a decoder and tokens."""
-    return tokens.device.type, getattr(decoder, "obstacle", "no DecoderTable")
+    return tokens.device.type, getattr(decoder, "obstacle", "no DecoderTable"), getattr(decoder, "is_bfloat16", None)
 
 
 # not in graphs: the schema takes addresses and cannot declare that caches are written
@@ -31,4 +31,4 @@ _CPU = replace(
 )
 fused_forward = Op("fused_forward", _reference, [_CPU], key=decoder_key)
 
-__all__ = ["DecoderLayer", "DecoderTable", "fused_forward"]
+__all__ = ["DecoderLayer", "DecoderNumbers", "DecoderTable", "fused_forward"]

@@ -26,7 +26,7 @@ def fused_forward(
     """Calls the C++ operator. The checks of the reference name what is wrong with arguments that it refuses."""
     where = (tokens, positions, wanted, slots, page_table, lengths, offsets, ancestors, depth)
     try:
-        logits: Tensor = _fused_forward(decoder.addresses, *where, decoder.vocab_size, decoder.eps, decoder.scale)
+        logits: Tensor = _fused_forward(decoder.addresses, *where, decoder.vocab_size, decoder.is_bfloat16)
     except (RuntimeError, ValueError):
         check(decoder, *where)  # raises with a message that says what to do
         raise

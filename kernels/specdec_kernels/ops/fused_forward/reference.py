@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import gelu, linear, silu
 
 from ...dispatch import argument_checks
 from ..kv_stage.reference import kv_stage
 from ..tree_attention.reference import check_words, tree_attention
-from .decoder_table import DecoderTable
+from .decoder_table import DecoderNumbers, DecoderTable
 
 _OP = "fused_forward"
 
@@ -29,7 +29,7 @@ def check(
     rows = argument_checks.check_tensor(_OP, "lengths", lengths, torch.int32, "B").shape[0]
     argument_checks.check_tensor(_OP, "page_table", page_table, torch.int32, rows, "P")
     argument_checks.check_tensor(_OP, "offsets", offsets, torch.int32, rows + 1)
-    limits = [("tokens", tokens, 0, decoder.vocab_size), ("positions", positions, 0, decoder.rotary.shape[0])]
+    limits = [("tokens", tokens, 0, decoder.vocab_size), ("positions", positions, 0, decoder.positions)]
     limits.append(("slots", slots, -(2**63), decoder.keys[0].shape[:2].numel()))
     if wanted is not None:
         limits.append(("wanted", argument_checks.check_tensor(_OP, "wanted", wanted, torch.int64, "N"), 0, nodes))
@@ -63,7 +63,10 @@ def fused_forward(
 
     Each layer applies a root-mean-square norm, projects queries, keys and values, rotates positions (halves of a head
     against each other), stores keys and values, and adds the projected `tree_attention`. It then adds
-    down(silu(gate) * up) of a second norm. A last norm and the head follow, for the wanted nodes only.
+    down(activation(gate) * up) of a second norm. A last norm and the head follow, for the wanted nodes only.
+
+    Biases, norms of query and key heads, norms of what is added, windows, several rotary tables, soft caps and a scale
+    of the embeddings are optional (`DecoderLayer`, `DecoderNumbers`).
 
     Args:
         decoder: Weights and caches. Slots of the caches are written.
@@ -78,39 +81,53 @@ def fused_forward(
         depth: Depth of each node, int32 [M]; see `tree_attention`.
 
     Returns:
-        Logits [N, V] of the decoder's dtype, computed in it. The C++ backend takes float32. It gives nodes of a request
-        the same bits whatever requests are beside it, and a node whatever other nodes its request has, up to 64.
+        Logits [N, V] of the decoder's dtype, computed in it. The C++ backend takes float32 and bfloat16. It gives nodes
+        of a request the same bits whatever requests are beside it, and a node whatever other nodes its request has, up
+        to 64. In bfloat16 it adds in float32 and rounds where a model of that type does.
 
     Raises:
         ValueError: If arguments do not fit.
 
     Source:
-        Touvron et al. 2023, section 2.2.
+        Touvron et al. 2023, section 2.2; Gemma Team 2025, section 2, for the norms, windows and rotary tables.
     """
     check(decoder, tokens, positions, wanted, slots, page_table, lengths, offsets, ancestors, depth)
-    nodes, width = tokens.shape[0], decoder.keys[0].shape[3]
-    stream, angles = decoder.embedding[tokens], decoder.rotary[positions][:, None]
+    nodes, width, numbers = tokens.shape[0], decoder.keys[0].shape[3], decoder.numbers
+    stream, angles = decoder.embedding[tokens], decoder.rotary[:, positions][:, :, None]
+    if numbers.embedding_scale != 1:
+        stream = stream * numbers.embedding_scale
     kept = slots >= 0
     for layer, keys, values in zip(decoder.layers, decoder.keys, decoder.values):
-        normed = _norm(stream, layer.norm, decoder.eps)
-        query, key, value = (
-            linear(normed, each).view(nodes, -1, width) for each in (layer.query, layer.key, layer.value)
-        )
-        query, key = _rotate(query, angles), _rotate(key, angles)
+        normed = _norm(stream, layer.norm, numbers)
+        query = linear(normed, layer.query, layer.query_bias).view(nodes, -1, width)
+        key = linear(normed, layer.key, layer.key_bias).view(nodes, -1, width)
+        value = linear(normed, layer.value, layer.value_bias).view(nodes, -1, width)
+        query = _rotate(_norm(query, layer.query_norm, numbers), angles[layer.rotary])
+        key = _rotate(_norm(key, layer.key_norm, numbers), angles[layer.rotary])
         kv_stage(key[kept], value[kept], keys, values, slots[kept])
-        attended = tree_attention(
-            query, keys, values, page_table, lengths, offsets, ancestors, depth, scale=decoder.scale
-        )
+        trees = page_table, lengths, offsets, ancestors, depth
+        options = {"scale": numbers.scale, "softcap": numbers.softcap, "window": layer.window}
+        attended = tree_attention(query, keys, values, *trees, **options)  # type: ignore[arg-type]
         assert isinstance(attended, Tensor)
-        stream = stream + linear(attended.flatten(1), layer.out)
-        normed = _norm(stream, layer.mlp_norm, decoder.eps)
-        stream = stream + linear(silu(linear(normed, layer.gate)) * linear(normed, layer.up), layer.down)
+        stream = stream + _norm(linear(attended.flatten(1), layer.out, layer.out_bias), layer.post_norm, numbers)
+        normed = _norm(stream, layer.mlp_norm, numbers)
+        gated = _activate(linear(normed, layer.gate), numbers) * linear(normed, layer.up)
+        stream = stream + _norm(linear(gated, layer.down), layer.mlp_post_norm, numbers)
     last = stream if wanted is None else stream[wanted]
-    return linear(_norm(last, decoder.norm, decoder.eps), decoder.head)
+    logits = linear(_norm(last, decoder.norm, numbers), decoder.head)
+    cap = numbers.logits_softcap
+    return cap * torch.tanh(logits / cap) if cap else logits
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(1, keepdim=True) + eps) * weight
+def _norm(x: Tensor, weight: Tensor | None, numbers: DecoderNumbers) -> Tensor:
+    if weight is None:
+        return x
+    weight = weight + numbers.norm_offset if numbers.norm_offset else weight
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + numbers.eps) * weight
+
+
+def _activate(x: Tensor, numbers: DecoderNumbers) -> Tensor:
+    return silu(x) if numbers.activation == "silu" else gelu(x, approximate="tanh")
 
 
 def _rotate(heads: Tensor, angles: Tensor) -> Tensor:
