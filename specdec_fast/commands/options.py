@@ -105,7 +105,7 @@ FusedForward = Annotated[
     bool | None,
     typer.Option(
         "--fused-forward/--no-fused-forward",
-        help="Run the target's forward pass as one operator (Llama, Mistral, Qwen, Gemma; float32, bfloat16; CPU only). "
+        help="Run the target's forward pass as one operator (Llama, Mistral, Qwen, Gemma; float32, bfloat16; CPU). "
         "Default: where it is possible.",
         rich_help_panel=_RUN,
     ),
