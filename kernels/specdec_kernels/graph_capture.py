@@ -9,6 +9,7 @@ Tests: tests/launch/test_capture.py, tests/engine/cuda_graph/test_capture_safety
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import warnings
@@ -34,6 +35,18 @@ class HostReadError(RuntimeError):
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Returns a context that makes a GPU the current device of streams, events and graphs. Other devices: no effect."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Keeps the garbage collector from running finalizers, whose operations would become part of a graph."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 _FAILED: list[torch.cuda.CUDAGraph] = []
@@ -72,7 +85,10 @@ class GraphPool:
         graph, before, first = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), None
         try:
             # other threads may allocate memory meanwhile
-            with torch.cuda.graph(graph, pool=self.memory, stream=self.stream, capture_error_mode="thread_local"):
+            with (
+                without_collection(),
+                torch.cuda.graph(graph, pool=self.memory, stream=self.stream, capture_error_mode="thread_local"),
+            ):
                 try:
                     program()
                 except BaseException as error:

@@ -115,7 +115,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         if (close := getattr(target, "close", None)) is not None:
             self.on_close(close)
         self._drafter_runner = DrafterRunner(drafter, policy, self._running, self.rule, target.vocab_size)
-        self._drafter_speed = DrafterSpeed(getattr(drafter, "name", ""), policy.name)
+        self._drafter_speed = DrafterSpeed(drafter, policy)
         if drafter is not None and not self.rule.lossless:  # plain decoding samples from the target under every rule
             log.warning("rule %s is lossy: texts do not have the target's distribution", self.rule.name)
         device = self.state.device
@@ -300,7 +300,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
                 self._drafter_runner.observe(state, draft, acceptance, output)
             seconds = clock.seconds["propose"] + clock.seconds["observe"]
             self._drafter_runner.observe_outcomes(rows, outcomes, seconds, clock.verifying)
-            drafting = any(handle.num_draft_tokens for handle in handles) and self.drafter is not None
+            drafting = any(handle.num_draft_tokens for handle in handles)
             if drafting and not any(handle.finished for handle in handles):
                 self._drafter_speed.observe(target, state, rows, sum(map(len, kept)), clock)
         finally:

@@ -20,6 +20,7 @@ from specdec_fast.adaptive.budget import Fixed
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.cuda_graph.eligibility import CaptureFailures
 from specdec_fast.engine.drafter_runner import DrafterRunner
+from specdec_fast.engine.drafter_speed import DrafterSpeed
 from specdec_fast.engine.prefix_sharing import PrefixSharing
 from specdec_fast.engine.stats import Clock, RequestStats
 from specdec_fast.interfaces import Budget, Drafter, Rng, StateView
@@ -181,6 +182,7 @@ def _rehearsal_engine(engine: Engine, budgets: Sequence[int], captured: bool) ->
     twin._drafter_runner = DrafterRunner(
         drafter, _ScheduledBudget(budgets), twin._running, engine.rule, engine.target.vocab_size
     )
+    twin._drafter_speed = DrafterSpeed(None, engine._drafter_runner.budget)  # rehearsals are not compared
     twin._graph_runner = engine._graph_runner.with_separate_rows(twin._drafter_runner)
     twin._graph_ineligible_reasons = [] if captured else ["a rehearsal of sync steps"]
     twin._failures = engine._failures if captured else CaptureFailures()

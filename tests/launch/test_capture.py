@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -46,6 +48,21 @@ def test_a_program_is_captured_and_replayed(gpu: simulated_gpu.Gpu) -> None:
     replay()
     assert program.number.item() == before + 1 and program.runs == 3
     assert gpu.captures[0].mode == "thread_local", "other threads may allocate memory"
+
+
+@pytest.mark.parametrize("fails_at", [0, 3])
+def test_no_finalizer_runs_while_a_program_is_captured(fails_at: int, gpu: simulated_gpu.Gpu) -> None:
+    """Operations of a finalizer would be recorded, and run with every replay."""
+    collecting: list[bool] = []
+
+    class Watching(Counting):
+        def __call__(self) -> None:
+            collecting.append(gc.isenabled())
+            super().__call__()
+
+    with pytest.raises(RuntimeError, match=FOREIGN) if fails_at else nullcontext():
+        capture(Watching(fails_at=fails_at), FIRST)
+    assert collecting == [True, True, False] and gc.isenabled()
 
 
 READS: dict[str, Any] = {

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from specdec_fast.cache import paged
 from specdec_fast.engine.cuda_graph import runner
+from specdec_kernels.graph_capture import without_collection
 
 WAITS = {"_local_scalar_dense", "equal", "is_nonzero"}
 DEPENDS_ON_DATA = {"nonzero", "nonzero_static", "masked_select", "unique", "_unique", "_unique2", "unique_dim"}
@@ -77,6 +78,7 @@ def capture_guard() -> Iterator[Guard]:
 
     guard = Guard()
     with ExitStack() as stack:
+        stack.enter_context(without_collection())  # as in a capture
         for name in ON_HOST:
             stack.enter_context(patch.object(Tensor, name, refuse(name)))
         stack.enter_context(guard)

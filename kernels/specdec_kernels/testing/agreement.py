@@ -26,6 +26,8 @@ SAMPLES: dict[str, Sample] = {**CACHE_SAMPLES, **LINEAR_SAMPLES, **VERIFY_SAMPLE
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-12}
 """Largest accepted difference of floating-point results, relative to 1 + their absolute value."""
+_WHOLE_MODELS = {"fused_forward", "draft_chain"}
+"""Operators that round after every layer. Each backend errs up to the tolerance, so two differ up to twice as much."""
 INTERPRETER_UNRELIABLE = (
     "TRITON_INTERPRET=1 is set; Triton's interpreter has errors, and only the tests correct them; "
     "run `make lane-interpreter`"
@@ -261,7 +263,8 @@ def _compare(
             words = f"{type(error).__name__}: {error}"
             return Agreement(name, backend, short, True, False, float("inf"), words, case)
     pairs = zip(*comparable_results(name, got, want), strict=True)
-    found = [difference(a, b, TOLERANCE[sizes.dtype]) for a, b in pairs]
+    tolerance = TOLERANCE[sizes.dtype] * (2 if name in _WHOLE_MODELS else 1)
+    found = [difference(a, b, tolerance) for a, b in pairs]
     words = "; ".join(text for _, text in found if text)
     worst = max((each for each, _ in found), default=0.0)
     return Agreement(name, backend, short, True, not words, worst, words or None, case)
