@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -239,8 +239,12 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
     # -- one step ---------------------------------------------------------------------------------------------------
 
     @synchronized
-    def step(self) -> list[Handle]:
+    def step(self, only: Collection[Handle] | None = None) -> list[Handle]:
         """Advances every running request by one target pass.
+
+        Args:
+            only: Requests that may run. All others wait in the queue with their tokens. Which request makes steps fail
+                is found by steps of a few. None for all.
 
         Returns:
             The requests that took part or got tokens.
@@ -251,9 +255,11 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             self._cancel_abandoned()
             for handle in [each for each in self._running.values() if each.finished]:  # the last step was interrupted
                 self._retire(handle)
+            if only is not None:
+                self._keep_only(only)
             with clock.time("prefill"):
                 self._reserve_pages()
-                self._admit_queued()
+                self._admit_queued(only)
             graph = self.step_mode == "graph"
             if self._graph_runner.active and (self._graph_runner.memory_freed or not graph):
                 self._drain_pending()

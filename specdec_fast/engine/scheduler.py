@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -76,10 +76,21 @@ class Scheduler(ABC):
         if held is not handle and handle not in self._queue:
             raise ValueError(f"handle: got request {handle.request_id} of another engine; expected one of its own")
 
-    def _admit_queued(self) -> None:
+    def _keep_only(self, only: Collection[Handle]) -> None:
+        """Returns all running requests but some to the queue."""
+        if self._graph_runner.pending:
+            self._drain_pending()
+        for handle in reversed(list(self._running.values())):
+            if handle not in only:
+                self._requeue(handle)
+
+    def _admit_queued(self, only: Collection[Handle] | None = None) -> None:
         """Moves queued requests to free rows while there are pages for their tokens and one step, and prefills them.
 
         They are prefilled together. A request that shares a page with one of them waits until that page is stored.
+
+        Args:
+            only: Requests that may leave the queue. None for all.
 
         Raises:
             RuntimeError: If the pool is smaller than a request that was accepted.
@@ -88,8 +99,7 @@ class Scheduler(ABC):
         if self._queue:
             self._claim_cache()
         try:
-            while self._queue and self.state.num_free:
-                handle = self._queue[0]
+            while self.state.num_free and (handle := self._next_queued(only)) is not None:
                 tokens = [*handle.prompt, *handle.tokens]
                 length = len(tokens) + self._drafter_runner.max_draft_nodes(handle)
                 pages = [] if (scored := needs_scoring(handle)) else self._prefixes.find(handle, tokens)
@@ -104,7 +114,8 @@ class Scheduler(ABC):
                 params = self._drafter_runner.params_with_request_key(handle)
                 salt = self._prefixes.salt_of(handle)
                 row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids, salt)
-                handle.row, self._running[row] = row, self._queue.popleft()
+                self._queue.remove(handle)
+                handle.row, self._running[row] = row, handle
                 joined.append(row)
                 self._prefixes.join(handle, row, tokens, pages)
                 self._cache.reserve(row, length)
@@ -114,6 +125,10 @@ class Scheduler(ABC):
             for row in reversed(joined):
                 self._requeue(self._running[row])
             raise
+
+    def _next_queued(self, only: Collection[Handle] | None) -> Handle | None:
+        """Returns the first queued request that may run."""
+        return next((each for each in self._queue if only is None or each in only), None)
 
     def _has_pages_for(self, length: int, shared: list[int]) -> bool:
         """Whether an empty row can have `length` tokens, the first ones in shared pages."""

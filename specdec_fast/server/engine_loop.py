@@ -86,6 +86,8 @@ class EngineLoop:
         self.failures = 0
         self._engine, self._publish = engine, publish
         self._active: dict[Job, None] = {}  # in order of submission
+        self._suspects: list[list[Job]] = []  # groups of jobs: one of them made steps fail; the last is tried first
+        self._cleared = False  # whether every group ran without failure since the last step of all
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -171,7 +173,7 @@ class EngineLoop:
     def _wait(self) -> bool:
         """Sleeps while there is nothing to do. Returns whether the thread goes on."""
         with self._wake:
-            if self.failures:  # memory may be freed in the meantime
+            if self.failures and not self._suspects:  # memory may be freed in the meantime
                 self._wake.wait(min(0.02 * 2**self.failures, _LONGEST_PAUSE))
             while not (self._calls or self._stopping or not self._engine.idle):
                 self._wake.wait()
@@ -205,19 +207,51 @@ class EngineLoop:
     def _step(self) -> None:
         """Runs a step. The engine keeps all requests of one that fails, so it is tried again.
 
-        From the second failure in a row on, the youngest requests end: one, two, four, ... The cause is most often the
-        last that was added, such as a prompt for which memory is too small.
+        After the second failure in a row, steps of half of the requests, of quarters and so on find those that fail
+        alone. These end; all others go on.
         """
+        group = self._next_suspects()
         try:
-            self._engine.step()
+            self._engine.step(None if group is None else {job.handle for job in group if job.handle is not None})
             self.failures = 0
         except Exception as error:
             self.failures += 1
             log.exception("a step failed, for the %d. time in a row", self.failures)
-            if self.failures > 1:
-                admitted = list(self._active)[: self._engine.state.max_rows]  # requests are admitted in order
-                for job in admitted[-(2 ** min(self.failures - 2, 30)) :]:
-                    self._end(job, EngineFailed(f"a step failed {self.failures} times in a row: {error!r}"))
+            if group is not None:
+                self._narrow(group, error)
+            elif self.failures > 1:
+                self._suspect_admitted(error)
+        else:
+            if group is None:
+                self._cleared = False
+
+    def _next_suspects(self) -> list[Job] | None:
+        """Returns the requests of the next step: a group that is suspected, or None for all."""
+        while self._suspects:
+            if group := [job for job in self._suspects.pop() if job in self._active]:
+                return group
+        return None
+
+    def _suspect_admitted(self, error: Exception) -> None:
+        """Begins to look for the requests that make steps fail.
+
+        If each runs without the others, they are too many together. Then the youngest one ends.
+        """
+        admitted = list(self._active)[: self._engine.state.max_rows]  # requests are admitted in order
+        if self._cleared:
+            admitted = admitted[-1:]
+        self._cleared = True
+        if admitted:
+            self._narrow(admitted, error)
+
+    def _narrow(self, group: list[Job], error: Exception) -> None:
+        """Splits a group whose step failed, or ends the only request of it."""
+        middle = len(group) // 2
+        if middle:
+            self._suspects += [group[middle:], group[:middle]]
+        else:
+            self._cleared = False
+            self._end(group[0], EngineFailed(f"a step failed again and again: {error!r}"))
 
     def _end(self, job: Job, error: Exception | None) -> None:
         """Ends a job, whatever the engine raises while it frees what the request held."""

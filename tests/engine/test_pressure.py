@@ -80,6 +80,25 @@ def test_rows_are_evicted_and_recomputed_without_a_trace(kind: str, page_size: i
     nothing_is_held(engine)
 
 
+@pytest.mark.parametrize("kind", ["none", "draft_model", "tree"])
+@pytest.mark.parametrize("mode", ["sync", "graph"])
+def test_steps_of_some_requests_leave_the_others_waiting(kind: str, mode: str) -> None:
+    wanted = requests(12)
+    want, source = texts_alone(wanted), random.Random(5)
+    texts = [[*prompt, *text] for (prompt, _), text in zip(wanted, want, strict=True)]
+    engine = Engine(target(max_rows=6), drafter(kind, 6, texts), step_mode="graph" if mode == "graph" else "sync")
+    handles = [engine.submit(*each) for each in wanted]
+    while not engine.idle:
+        only = set(source.sample(handles, source.randrange(7))) if source.random() < 0.5 else None
+        before = {handle: len(handle.tokens) for handle in handles}
+        engine.step(only)
+        if only is not None and mode == "sync":
+            assert all(handle in only for handle in engine._running.values())
+            assert all(len(handle.tokens) == before[handle] for handle in handles if handle not in only)
+    assert [handle.tokens for handle in handles] == want
+    nothing_is_held(engine)
+
+
 def test_a_real_model_recomputes_what_was_evicted() -> None:
     prompts = [models.prompt(length) for length in (17, 40, 5, 40)]
     want = [models.greedy_text("llama", length, 40) for length in (17, 40, 5, 40)]

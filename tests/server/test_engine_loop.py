@@ -86,8 +86,9 @@ def test_a_step_that_fails_once_costs_nothing(
     assert texts(received) == plain(8) and "planted" in caplog.text
 
 
+@pytest.mark.parametrize("at", [0, 2, 4])
 def test_a_request_that_breaks_every_step_ends_alone(
-    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture
+    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture, at: int
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     engine = make_engine(max_rows=4)
@@ -101,14 +102,51 @@ def test_a_request_that_breaks_every_step_ends_alone(
 
     engine.target.before_pass = fail
     loop = run(engine)
-    loop.submit(made[:3]).result(SECONDS)
-    wait_for(lambda: any(received))
-    loop.submit(poison).result(SECONDS)
-    loop.submit(made[3:]).result(SECONDS)
+    loop.submit([*made[:at], *poison, *made[at:]]).result(SECONDS)
     wait_for(lambda: ended(received) and ended(cause))
     assert texts(received) == plain(5)
     assert "planted" in str(cause[0][-1].error) and cause[0][-1].finish_reason == "cancelled"
     assert loop.failures == 0
+    wait_for(lambda: nothing_is_held(engine))
+
+
+def test_several_requests_that_break_steps_end_and_later_ones_are_served(
+    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    engine = make_engine(max_rows=6)
+    made, received = jobs(4)
+    poison, causes = jobs(2, prompt=(9, 9, 9))
+
+    def fail() -> None:
+        if any(each.handle and each.handle.row is not None and not each.handle.finished for each in poison):
+            raise RuntimeError("planted")
+
+    engine.target.before_pass = fail
+    loop = run(engine)
+    loop.submit([poison[0], *made[:2], poison[1]]).result(SECONDS)
+    wait_for(lambda: ended(causes))
+    loop.submit(made[2:]).result(SECONDS)
+    wait_for(lambda: ended(received))
+    assert texts(received) == plain(4)
+    wait_for(lambda: nothing_is_held(engine))
+
+
+def test_requests_that_fail_only_together_lose_the_youngest(
+    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    engine = make_engine(max_rows=4)
+
+    def fail() -> None:
+        if engine.num_running > 3:
+            raise RuntimeError("planted")
+
+    engine.target.before_pass = fail
+    made, received = jobs(4)
+    run(engine).submit(made).result(SECONDS)
+    wait_for(lambda: ended(received))
+    assert texts(received[:3]) == plain(4)[:3] and "planted" in str(received[3][-1].error)
     wait_for(lambda: nothing_is_held(engine))
 
 
