@@ -95,11 +95,80 @@ void tiles_by_input(const BatchInvariantLinear& call, const float* x, int64_t co
   }
 }
 
+// With this many rows, packing weights costs less than it saves: weights of one output lie `stride` apart, so each input's is
+// on another page and in few sets of the caches.
+constexpr int64_t kManyRows = 4 * kTileRows;
+
+// R rows by C packed vectors of outputs: adds the products of `depth` inputs to whole [R, C * kLanes], or begins it.
+template <int R, int C>
+inline void add_packed(const float* packed, const float* x, int64_t x_stride, int64_t depth, float* whole, bool begins) {
+  Floats sums[R][C];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) sums[r][c] = Floats{};
+  for (int64_t k = 0; k < depth; ++k, packed += C * kLanes) {
+    Floats values[C];
+    for (int c = 0; c < C; ++c) values[c] = load(packed + c * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const Floats factor = all(x[r * x_stride + k]);
+      for (int c = 0; c < C; ++c) sums[r][c] = fma(factor, values[c], sums[r][c]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c, whole += kLanes) store(whole, (begins ? Floats{} : load(whole)) + sums[r][c]);
+}
+
+template <int C, int R = kTileRows>
+inline void rows_packed(const float* packed, const float* x, int64_t x_stride, int64_t depth, float* whole, bool begins, int64_t count) {
+  if (count == R) return add_packed<R, C>(packed, x, x_stride, depth, whole, begins);
+  if constexpr (R > 1) rows_packed<C, R - 1>(packed, x, x_stride, depth, whole, begins, count);
+}
+
+// Many rows over C vectors of outputs. The weights of kDepth inputs are packed into the level-1 cache, and multiply all rows.
+// The sums are those of by_input, in the same order.
+template <class T, int C>
+void many_by_input(const BatchInvariantLinear& call, const float* x, int64_t column) {
+  constexpr int64_t kWidth = C * kLanes;
+  struct Row {  // a type of this instruction set's own, so that no other one uses its vector's code
+    float values[kWidth];
+  };
+  alignas(64) float packed[kDepth * kWidth], copy[kTileRows * kDepth];
+  static thread_local std::vector<Row> memory;
+  memory.resize(memory.size() > static_cast<size_t>(call.rows) ? memory.size() : static_cast<size_t>(call.rows));
+  float* const wholes = memory.data()->values;
+  const T* weight = static_cast<const T*>(call.weight) + column;
+  for (int64_t start = 0; start < call.inputs; start += kDepth) {
+    const int64_t depth = call.inputs - start < kDepth ? call.inputs - start : kDepth;
+    for (int64_t k = 0; k < depth; ++k, weight += call.stride) {
+      for (int c = 0; c < C; ++c) store(packed + k * kWidth + c * kLanes, load(weight + c * kLanes));
+    }
+    const T* next = start + depth < call.inputs ? weight : static_cast<const T*>(call.weight) + column + kWidth;
+    const int64_t ahead = kDepth * kTileRows / call.rows + 1;  // inputs to prefetch per tile
+    for (int64_t row = 0; row < call.rows; row += kTileRows) {
+      const int64_t count = call.rows - row < kTileRows ? call.rows - row : kTileRows;
+      for (int64_t k = 0; k < ahead; ++k, next += call.stride) {
+        for (int c = 0; c < C; ++c) __builtin_prefetch(next + c * kLanes, 0, 2);
+      }
+      for (int64_t r = 0; r < count; ++r) __builtin_memcpy(copy + r * kDepth, x + (row + r) * call.inputs + start, static_cast<size_t>(depth) * sizeof(float));
+      rows_packed<C>(packed, copy, kDepth, depth, wholes + row * kWidth, start == 0, count);
+    }
+  }
+  const T* bias = call.bias == nullptr ? nullptr : static_cast<const T*>(call.bias) + column;
+  for (int64_t row = 0; row < call.rows; ++row)
+    for (int c = 0; c < C; ++c) {
+      const Floats whole = call.inputs > 0 ? load(wholes + row * kWidth + c * kLanes) : Floats{};
+      put(whole, bias == nullptr ? bias : bias + c * kLanes, static_cast<T*>(call.out) + row * out_stride(call) + column + c * kLanes, kLanes);
+    }
+}
+
 template <class T>
 void all_by_input(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) {
   int64_t column = begin;
   if (call.rows == 1) {
     for (; column + kWideVectors * kLanes <= end; column += kWideVectors * kLanes) by_input<T, 1, kWideVectors, 0, true>(call, x, 0, column, 0, 0);
+  }
+  if (call.rows >= kManyRows) {
+    for (; column + kTileVectors * kLanes <= end; column += kTileVectors * kLanes) many_by_input<T, kTileVectors>(call, x, column);
+    for (; column + kLanes <= end; column += kLanes) many_by_input<T, 1>(call, x, column);
   }
   for (; column + kTileVectors * kLanes <= end; column += kTileVectors * kLanes) tiles_by_input<T, kTileVectors, true>(call, x, column, 0);
   for (; column + kLanes <= end; column += kLanes) tiles_by_input<T, 1, true>(call, x, column, 0);
