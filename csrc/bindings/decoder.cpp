@@ -1,4 +1,4 @@
-// torch.ops.specdec.{fused_forward, draft_chain, draft_chain_dists}: schemas and CPU implementations. `table` comes from
+// torch.ops.specdec.{fused_forward, fused_forward_states, draft_chain, draft_chain_dists}: schemas and CPU implementations. `table` comes from
 // DecoderTable (kernels/specdec_kernels/ops/fused_forward/decoder_table.py), which owns the memory at its addresses.
 #include "decoder/fused_forward.h"
 
@@ -47,10 +47,11 @@ Decoder decoder_of(const Tensor& table, const char* op, int64_t isa) {
   return d;
 }
 
-Tensor fused_forward_cpu(
-    const Tensor& table, const Tensor& tokens, const Tensor& positions, const std::optional<Tensor>& wanted, const Tensor& slots,
-    const Tensor& page_table, const Tensor& lengths, const Tensor& offsets, const std::optional<Tensor>& ancestors,
-    const std::optional<Tensor>& depth, int64_t vocab_size, bool bfloat16, int64_t isa) {
+// The logits, and the hidden states if `states` are given.
+std::tuple<Tensor, Maybe> run_decoder(
+    const Tensor& table, const Tensor& tokens, const Tensor& positions, const Maybe& wanted, const Tensor& slots, const Tensor& page_table,
+    const Tensor& lengths, const Tensor& offsets, const Maybe& ancestors, const Maybe& depth, const Maybe& states, int64_t vocab_size, bool bfloat16,
+    int64_t isa) {
   const Decoder decoder = decoder_of(table, kOp, isa);
   SPECDEC_CHECK(decoder.vocab == vocab_size, kOp, ": vocab_size is ", vocab_size, "; expected the table's, ", decoder.vocab);
   SPECDEC_CHECK(bfloat16 == (decoder.type == Scalar::BFloat16), kOp, ": bfloat16 is ", bfloat16, "; expected the table's type");
@@ -84,13 +85,39 @@ Tensor fused_forward_cpu(
     n.depth = input<int32_t>(*depth, "fused_forward: depth");
   }
   const int64_t rows = wanted.has_value() ? n.num_wanted : n.nodes;
-  const Tensor logits = bfloat16 ? empty_on_cpu({rows, decoder.vocab}, aoti_torch_dtype_bfloat16()) : empty({rows, decoder.vocab}, ScalarType::Float);
+  const auto made = [&](std::initializer_list<int64_t> shape) {
+    return bfloat16 ? empty_on_cpu(shape, aoti_torch_dtype_bfloat16()) : empty(shape, ScalarType::Float);
+  };
+  Maybe hidden;
+  if (states.has_value()) {
+    n.num_states = states->numel();
+    n.states = input<int64_t>(*states, "fused_forward: states");
+    hidden = made({n.num_states, n.nodes, decoder.hidden});
+    n.hidden = hidden->mutable_data_ptr();
+  }
+  const Tensor logits = made({rows, decoder.vocab});
   const AttentionProblem problem = fused_forward(decoder, n, logits.mutable_data_ptr(), static_cast<Isa>(isa));
   if (problem.text != nullptr) {
     reject(kOp, ": ", problem.text, " of row ", problem.row, " is ", problem.got, ", expected 0 <= value < ", problem.limit,
            "; stage the nodes and grow page_table before the pass");
   }
-  return logits;
+  return {logits, hidden};
+}
+
+Tensor fused_forward_cpu(
+    const Tensor& table, const Tensor& tokens, const Tensor& positions, const Maybe& wanted, const Tensor& slots, const Tensor& page_table,
+    const Tensor& lengths, const Tensor& offsets, const Maybe& ancestors, const Maybe& depth, int64_t vocab_size, bool bfloat16, int64_t isa) {
+  return std::get<0>(run_decoder(table, tokens, positions, wanted, slots, page_table, lengths, offsets, ancestors, depth, {}, vocab_size, bfloat16, isa));
+}
+
+std::tuple<Tensor, Tensor> fused_forward_states_cpu(
+    const Tensor& table, const Tensor& tokens, const Tensor& positions, const Maybe& wanted, const Tensor& slots, const Tensor& page_table,
+    const Tensor& lengths, const Tensor& offsets, const Maybe& ancestors, const Maybe& depth, const Tensor& states, int64_t vocab_size,
+    int64_t hidden_size, bool bfloat16, int64_t isa) {
+  const auto [logits, hidden] =
+      run_decoder(table, tokens, positions, wanted, slots, page_table, lengths, offsets, ancestors, depth, states, vocab_size, bfloat16, isa);
+  SPECDEC_CHECK(hidden->size(2) == hidden_size, kOp, ": hidden_size is ", hidden_size, "; expected the table's, ", hidden->size(2));
+  return {logits, *hidden};
 }
 
 // The arguments of both chain operators.
@@ -178,6 +205,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
       "fused_forward(Tensor table, Tensor tokens, Tensor positions, Tensor? wanted, Tensor slots, Tensor page_table, Tensor lengths, "
       "Tensor offsets, Tensor? ancestors, Tensor? depth, int vocab_size, bool bfloat16, int isa=0) -> Tensor");
   m.def(
+      "fused_forward_states(Tensor table, Tensor tokens, Tensor positions, Tensor? wanted, Tensor slots, Tensor page_table, Tensor lengths, "
+      "Tensor offsets, Tensor? ancestors, Tensor? depth, Tensor states, int vocab_size, int hidden_size, bool bfloat16, int isa=0) "
+      "-> (Tensor, Tensor)");
+  m.def(
       "draft_chain(Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor(a!) lengths, "
       "Tensor? temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int depth, int vocab_size, "
       "int isa=0) -> Tensor");
@@ -190,6 +221,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   m.impl("fused_forward", TORCH_BOX(&specdec::bindings::fused_forward_cpu));
+  m.impl("fused_forward_states", TORCH_BOX(&specdec::bindings::fused_forward_states_cpu));
   m.impl("draft_chain", TORCH_BOX(&specdec::bindings::draft_chain_cpu));
   m.impl("draft_chain_dists", TORCH_BOX(&specdec::bindings::draft_chain_dists_cpu));
 }

@@ -24,7 +24,7 @@ const ElementwiseIsa& elementwise_kernels(Isa isa) {
 template <class T>
 struct Buffers {
   std::vector<float> stream, kept_stream;
-  std::vector<T> normed, qkv, attended, gate_up, gated, added, kept_attended;
+  std::vector<T> normed, qkv, attended, gate_up, gated, added, kept;
 };
 
 template <class T>
@@ -56,9 +56,15 @@ class Pass {
       }
     });
     for (int64_t l = 0; l < d_.layers; ++l) {
+      norm(d_.layer[l].norm);
+      store_state(l);
       const AttentionProblem problem = attend(d_.layer[l]);
       if (problem.text != nullptr) return problem;
-      if (l + 1 == d_.layers && n_.num_wanted >= 0) gather();  // the other nodes are not needed any more
+      if (l + 1 == d_.layers && n_.num_wanted >= 0 && !wants_last()) {  // the other nodes are not needed any more
+        attended_ = wanted(attended_, memory_.kept, d_.heads * d_.width);
+        stream_ = wanted(stream_, memory_.kept_stream, d_.hidden);
+        rows_ = n_.num_wanted;
+      }
       BatchInvariantLinear out = product(attended_, d_.layer[l].out, d_.heads * d_.width, d_.hidden, added_ = resized(memory_.added, rows_, d_.hidden));
       out.bias = d_.layer[l].out_bias;
       batch_invariant_linear(out, isa_);
@@ -66,6 +72,14 @@ class Pass {
       multiply(d_.layer[l]);
     }
     norm(d_.norm);
+    if (wants_last()) {
+      store_state(d_.layers);
+      store_state(d_.layers + 1);
+      if (n_.num_wanted >= 0) {
+        normed_ = wanted(normed_, memory_.kept, d_.hidden);
+        rows_ = n_.num_wanted;
+      }
+    }
     BatchInvariantLinear head = product(normed_, d_.head, d_.hidden, d_.vocab, logits);
     head.by_input = d_.head_by_input;
     head.stride = d_.head_by_input ? d_.vocab : d_.hidden;
@@ -87,6 +101,9 @@ class Pass {
     }
     for (int64_t i = 0; i < n_.num_wanted; ++i) {
       if (n_.wanted[i] < 0 || n_.wanted[i] >= n_.nodes) return {"wanted node (row: its place)", i, n_.wanted[i], n_.nodes};
+    }
+    for (int64_t i = 0; i < n_.num_states; ++i) {
+      if (n_.states[i] < 0 || n_.states[i] > d_.layers + 1) return {"state (row: its place)", i, n_.states[i], d_.layers + 2};
     }
     return {nullptr, 0, 0, 0};
   }
@@ -164,8 +181,8 @@ class Pass {
   float eps() const { return static_cast<float>(d_.eps); }
   float offset() const { return static_cast<float>(d_.norm_offset); }
 
+  // Attention over the normalised stream.
   AttentionProblem attend(const DecoderLayer& layer) {
-    norm(layer.norm);
     const int64_t width = heads_ * d_.width;
     T* qkv = resized(memory_.qkv, rows_, width);
     const int64_t queries = d_.heads * d_.width, keys = d_.kv_heads * d_.width;
@@ -202,16 +219,30 @@ class Pass {
     normalise_added(layer.mlp_post_norm);
   }
 
-  // Keeps only the wanted nodes. They may be in any order, so they are copied to separate buffers.
-  void gather() {
-    const auto keep = [&]<class E>(E* from, std::vector<E>& memory, int64_t width) {
-      E* to = resized(memory, n_.num_wanted, width);
-      for (int64_t i = 0; i < n_.num_wanted; ++i) std::copy_n(from + n_.wanted[i] * width, width, to + i * width);
-      return to;
-    };
-    attended_ = keep(attended_, memory_.kept_attended, d_.heads * d_.width);
-    stream_ = keep(stream_, memory_.kept_stream, d_.hidden);
-    rows_ = n_.num_wanted;
+  // The rows of the wanted nodes. They may be in any order, so they are copied.
+  template <class E>
+  E* wanted(const E* from, std::vector<E>& memory, int64_t width) const {
+    E* to = resized(memory, n_.num_wanted, width);
+    for (int64_t i = 0; i < n_.num_wanted; ++i) std::copy_n(from + n_.wanted[i] * width, width, to + i * width);
+    return to;
+  }
+
+  // Whether states are wanted that the last layer computes, of all nodes.
+  bool wants_last() const {
+    return std::any_of(n_.states, n_.states + n_.num_states, [&](int64_t state) { return state >= d_.layers; });
+  }
+
+  // Writes a state if it is wanted. The stream's values are those of T, so narrowing is exact.
+  void store_state(int64_t state) const {
+    for (int64_t s = 0; s < n_.num_states; ++s) {
+      if (n_.states[s] != state) continue;
+      T* to = static_cast<T*>(n_.hidden) + s * n_.nodes * d_.hidden;
+      each_row(rows_, d_.hidden, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin * d_.hidden; i < end * d_.hidden; ++i) {
+          to[i] = state > d_.layers ? normed_[i] : narrow<T>(stream_[i]);
+        }
+      });
+    }
   }
 
   const Decoder& d_;

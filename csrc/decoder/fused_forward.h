@@ -40,15 +40,20 @@ struct Decoder {
 };
 
 // Nodes in packed order, with trees as in AttentionArguments. wanted: the num_wanted nodes that need logits; not read if
-// num_wanted is negative, which means all nodes.
+// num_wanted is negative, which means all nodes. states: hidden states of all nodes to write to `hidden` [num_states, nodes,
+// hidden] of the decoder's type: i < layers is the state entering layer i, `layers` the one behind the last layer, and
+// layers + 1 that one after the final norm.
 struct DecoderNodes {
   const int64_t *tokens, *positions, *slots, *wanted;  // [nodes] each, wanted [num_wanted]
   int64_t nodes, num_wanted, rows, pages_per_row, words;
   const int32_t *page_table, *lengths, *offsets, *ancestors, *depth;
+  const int64_t* states;
+  int64_t num_states;
+  void* hidden;
 };
 
 // Writes keys and values of the nodes to their slots, and logits [nodes or num_wanted, vocab] of the decoder's type. Batch invariant: the bits of
-// a row's nodes do not depend on other rows or the number of threads.
+// a row's nodes do not depend on other rows, the number of threads or the states.
 AttentionProblem fused_forward(const Decoder& decoder, const DecoderNodes& nodes, void* logits, Isa isa = Isa::Best);
 
 // --- internal to this folder ---

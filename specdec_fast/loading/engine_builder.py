@@ -105,9 +105,9 @@ def load(
         num_pages: Pages of the cache. Default: enough for `max_rows` requests of full length.
         compile: Run the forward passes through `torch.compile`.
         fused_forward: Run the target's passes as one operator, `specdec_kernels.fused_forward`. None does so where
-            possible, unless the drafter reads hidden states or `compile` is set; the target's `why_not_fused` says why
-            not. Forward hooks that are registered later are not called. Draft models use it wherever they can, and a
-            small one of half precision is loaded in float32 for it.
+            possible, unless `compile` is set; the target's `why_not_fused` says why not. Forward hooks that are
+            registered later are not called. Draft models use it wherever they can, and a small one of half precision is
+            loaded in float32 for it.
         weights: "int8" rounds the weights of the target's linear layers to int8 with one scale per output, on a CPU.
             The target is then the quantized model, and decoding is lossless with respect to it. None: as loaded.
         eos_token_ids: Token ids that end a text. Default: the target's.
@@ -216,9 +216,6 @@ def load(
         if name is not None:
             prefers = getattr(selected, "prefers", "coupled")
             made = make(prefers)
-            if fused is None and (made.needs.aux_hidden_states or made.needs.prompt_aux_hidden_states):
-                # all passes add in the same order, with hidden states and without
-                ours.run_modules(f"drafter {name!r} reads hidden states, which the model's modules return")
             preferred = getattr(rule_for(selected, made.needs, temperature)[0], "prefers", prefers)
             choose: Any = getattr(selected, "choose_rule", None)
             undecided = choose is not None and made.needs.dists and temperature != 0 and sample

@@ -115,7 +115,7 @@ class FusedForward:
 
     table: DecoderTable
     cache: PagedCache
-    run: Callable[..., Tensor]
+    run: Callable[..., Any]
     """Backend of `fused_forward`."""
     run_chain: Callable[..., Tensor | tuple[Tensor, ...]] | None
     """Backend of `draft_chain`, or None if it does not serve the dtype."""
@@ -124,7 +124,17 @@ class FusedForward:
         """Runs the pass. Returns logits of all nodes [M, V], or of the `wanted` ones [N, V]."""
         at = packed.slots
         trees = (at.page_table, at.lengths, at.offsets, at.ancestors, at.depth)
-        return self.run(self.table, tokens, positions, wanted, at.slots, *trees)
+        logits: Tensor = self.run(self.table, tokens, positions, wanted, at.slots, *trees)
+        return logits
+
+    def run_with_states(
+        self, tokens: Tensor, positions: Tensor, wanted: Tensor | None, packed: PackedContext, states: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Runs the pass. Returns the same logits, and hidden states [S, M, hidden] as numbered by the operator."""
+        at = packed.slots
+        trees = (at.page_table, at.lengths, at.offsets, at.ancestors, at.depth)
+        found: Any = self.run(self.table, tokens, positions, wanted, at.slots, *trees, states)
+        return found
 
     def chain(
         self,

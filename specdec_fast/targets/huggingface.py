@@ -43,8 +43,7 @@ class HuggingFaceTarget:
     `batch_invariant_linear` in float32 (`store_by_input`). On a GPU, rows of logits begin at multiples of 16 elements
     (`align_logits`).
 
-    Passes with auxiliary hidden states run the model's modules in place of the fused forward. Passes with skipped
-    layers are never compiled.
+    Passes with skipped layers run the model's modules in place of the fused forward, and are never compiled.
 
     Args:
         model: A transformers model, on its device and in its dtype.
@@ -193,15 +192,6 @@ class HuggingFaceTarget:
         if self.why_not_fused is not None and compile:
             self._logits = compile_forward(self._plain_logits)
 
-    def run_modules(self, reason: str) -> None:
-        """Runs passes by the model's modules from now on.
-
-        Args:
-            reason: Why, for `why_not_fused`.
-        """
-        if isinstance(self._logits, FusedForward):
-            self.why_not_fused, self._logits = reason, self._plain_logits
-
     def extend(
         self,
         rows: Tensor,
@@ -277,6 +267,10 @@ class HuggingFaceTarget:
         if not attention.is_served(self.model.config):  # the model was used elsewhere in between
             self.model.set_attn_implementation(attention.NAME)
         context = attention.PackedContext(slots, self.cache.keys, self.cache.values, self.windows)
+        if aux_hidden_states and isinstance(self._logits, FusedForward):
+            entered = [self._entered_layer(name) for name in aux_hidden_states]
+            logits, found = self._logits.run_with_states(tokens, slots.positions, wanted, context, entered)
+            return TargetOutput(logits[:, : self.vocab_size], dict(zip(aux_hidden_states, found, strict=True)))
         hooks: list[Any] = []
         try:
             for name in aux_hidden_states:
@@ -297,21 +291,32 @@ class HuggingFaceTarget:
             self._compiled_with_states[aux_hidden_states] = compile_forward(self._plain_logits)
         return self._compiled_with_states[aux_hidden_states]
 
-    def _hook_hidden_state(self, name: str) -> Any:
-        """Registers a hook that stores a hidden state in the context of its pass, so compiled code contains it."""
+    def _entered_layer(self, name: str) -> int:
+        """Returns the number of a hidden state: that of the layer it enters, or of the final norm behind all layers.
+
+        Raises:
+            ValueError: If there is no such state.
+        """
         place, _, index = name.partition(":")
-        if place == "final_norm":
-
-            def store_output(_module: Any, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
-                kwargs["packed"].hidden_states[name] = output[0][0]
-
-            return self._require_decoder()[0].register_forward_hook(store_output, with_kwargs=True)
+        if name == "final_norm":
+            return self.num_layers + 1
         if place != "entering" or not index.isdigit() or int(index) > self.num_layers:
             raise ValueError(
                 f"auxiliary hidden state: got {name!r}; expected 'final_norm' or 'entering:i' with i <= "
                 f"{self.num_layers}"
             )
-        if int(index) == self.num_layers:  # behind the last layer, before the final norm
+        return int(index)
+
+    def _hook_hidden_state(self, name: str) -> Any:
+        """Registers a hook that stores a hidden state in the context of its pass, so compiled code contains it."""
+        index = self._entered_layer(name)
+        if index > self.num_layers:
+
+            def store_output(_module: Any, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
+                kwargs["packed"].hidden_states[name] = output[0][0]
+
+            return self._require_decoder()[0].register_forward_hook(store_output, with_kwargs=True)
+        if index == self.num_layers:  # behind the last layer, before the final norm
 
             def store_last(_module: Any, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
                 kwargs["packed"].hidden_states[name] = (output[0] if isinstance(output, tuple) else output)[0]
@@ -322,7 +327,7 @@ class HuggingFaceTarget:
             hidden = args[0] if args else kwargs["hidden_states"]
             kwargs["packed"].hidden_states[name] = hidden[0]
 
-        return self.layers[int(index)].register_forward_pre_hook(store_input, with_kwargs=True)
+        return self.layers[index].register_forward_pre_hook(store_input, with_kwargs=True)
 
     @property
     def fused_forward(self) -> FusedForward | None:

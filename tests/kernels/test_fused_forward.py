@@ -119,6 +119,25 @@ def test_wanted_nodes_come_in_their_order_and_may_repeat() -> None:
 
 
 @needs_cpu
+@pytest.mark.parametrize("backend", ISAS)
+@pytest.mark.parametrize("wanted", [None, [18, 0, 7, 7], []], ids=["all", "some", "none"])
+@pytest.mark.parametrize("states", [[0], [3, 0, 1, 2, 1], [2], [1], []], ids=str)
+def test_hidden_states_change_no_logits(backend: str, wanted: list[int] | None, states: list[int]) -> None:
+    """They are those of the reference, of all nodes, and come in the order asked for."""
+    chosen = None if wanted is None else torch.tensor(wanted, dtype=torch.int64)
+    nodes = (*WITH_OPTIONS.nodes[:2], chosen, *WITH_OPTIONS.nodes[3:])
+    table = WITH_OPTIONS.table(torch.float32)
+    sizes = table.vocab_size, table.embedding.shape[1], False, ISAS[backend]
+    logits, hidden = torch.ops.specdec.fused_forward_states(
+        table.addresses, *nodes, torch.tensor(states).long(), *sizes
+    )
+    assert torch.equal(logits, run(backend, WITH_OPTIONS.table(torch.float32), nodes))
+    with use_backend("reference"):
+        want: Any = fused_forward(WITH_OPTIONS.table(torch.float64), *nodes, states)
+    torch.testing.assert_close(hidden.double(), want[1], rtol=1e-4, atol=1e-4)
+
+
+@needs_cpu
 @pytest.mark.parametrize("options", [(), ALL_OPTIONS], ids=["llama", "options"])
 def test_step_by_step_is_all_at_once(options: tuple[str, ...]) -> None:
     """Tokens one by one attend to the stored keys, as one causal pass does: the same bits."""
@@ -182,6 +201,8 @@ WRONG: dict[str, tuple[int, Any, str]] = {
     "offsets": (6, lambda old: old + 1, "offsets"),
     "ancestors": (7, lambda old: old[:-1], "ancestors has shape"),
     "depth": (8, lambda old: old[:-1], "depth has shape"),
+    "state beyond": (9, lambda old: [0, 4], r"states are \[0, 4\]; expected integers from 0 to 3"),
+    "state below": (9, lambda old: [-1], r"states are \[-1\]; expected"),
 }
 
 
@@ -189,7 +210,7 @@ WRONG: dict[str, tuple[int, Any, str]] = {
 @pytest.mark.parametrize("backend", ["reference", None])
 def test_bad_arguments(backend: str | None, wrong: str) -> None:
     at, change, words = WRONG[wrong]
-    nodes = list(ROWS.nodes)
+    nodes: list[Any] = [*ROWS.nodes, None]
     nodes[at] = change(nodes[at])
     with use_backend(backend), pytest.raises(ValueError, match=words):
         fused_forward(ROWS.table(torch.float32), *nodes)

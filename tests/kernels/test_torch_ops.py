@@ -27,6 +27,7 @@ MORE: dict[str, Callable[..., Any]] = {
         query, *rest, out=torch.empty_like(query), **options
     ),
     "draft_chain_dists": partial(OPS["draft_chain"], first_draw=0),
+    "fused_forward_states": partial(OPS["fused_forward"], states=(0, 2)),
     "kv_commit": lambda caches, *rest: OPS["kv_commit"](list(caches), *rest),
 }
 """Operators of the extension that a sample call does not reach on its own."""
@@ -39,7 +40,12 @@ OUTSIDE = {
     "process_logits_overlay": "an Overlay is no argument of a schema; compiled programs get processed logits",
 }
 """Operators that torch.ops.specdec does not have under their own name."""
-FOLDER = {"dist_masses": "distribution_stats", "kv_commit_table": "kv_commit", "draft_chain_dists": "draft_chain"}
+FOLDER = {
+    "dist_masses": "distribution_stats",
+    "kv_commit_table": "kv_commit",
+    "draft_chain_dists": "draft_chain",
+    "fused_forward_states": "fused_forward",
+}
 
 
 HELD: list[Any] = []

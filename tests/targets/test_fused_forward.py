@@ -102,7 +102,8 @@ def test_weights_are_shared_and_may_change_in_place() -> None:
     with torch.no_grad():
         model.model.layers[1].self_attn.k_proj.weight.mul_(-1)
         model.model.layers[0].mlp.up_proj.weight.mul_(0.5)
-    torch.testing.assert_close(scored(target), scored(target, ("final_norm",)), rtol=1e-4, atol=1e-4)
+    plain = HuggingFaceTarget(copy.deepcopy(model), max_length=64)
+    torch.testing.assert_close(scored(target), scored(plain), rtol=1e-4, atol=1e-4)
 
 
 def test_two_targets_over_a_model_read_the_same_weights() -> None:
@@ -137,9 +138,41 @@ def test_a_copy_is_independent() -> None:
     assert torch.equal(scored(copied), 2 * want), "the copy's passes read the copy's weights"
 
 
-def test_aux_hidden_states_and_partial_passes_run_the_modules() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_hidden_states_are_those_of_the_modules(family: str, dtype: torch.dtype) -> None:
+    """The fused pass returns them, also where logits of few tokens are wanted, and its logits are the same bits."""
+    model = shaken(tiny_model(family)).to(dtype)
+    plain = HuggingFaceTarget(copy.deepcopy(model), max_length=64)
+    whole = HuggingFaceTarget(model, max_length=64, fused_forward=True)
+    names = ("final_norm", *(f"entering:{layer}" for layer in reversed(range(whole.num_layers + 1))))
+    text = torch.tensor(PROMPTS[1])
+    rows, offsets = torch.tensor([0], dtype=torch.int32), torch.tensor([0, len(text)], dtype=torch.int32)
+
+    def fed(target: HuggingFaceTarget, names: tuple[str, ...]) -> Any:
+        assert target.cache.reserve(0, len(text))
+        output = target.extend(rows, text, offsets, logits=torch.tensor([30, 2]), aux_hidden_states=names)
+        target.cache.release([0])
+        return output
+
+    want, got = fed(plain, names), fed(whole, names)
+    assert list(got.aux_hidden_states) == list(names)
+    error = 1e-4 if dtype == torch.float32 else 0.05
+    for name in names:
+        one, other = got.aux_hidden_states[name], want.aux_hidden_states[name]
+        assert one.dtype == dtype and one.shape == other.shape == (len(text), whole.hidden_size)
+        size = float(other.float().square().mean().sqrt())
+        assert float((one.float() - other.float()).square().mean().sqrt()) <= error * size, name
+    for some in ((), names[:1], names[1:2], names[2:], names):
+        alone = fed(whole, some)
+        assert torch.equal(alone.logits, got.logits)
+        assert all(torch.equal(alone.aux_hidden_states[name], got.aux_hidden_states[name]) for name in some)
+    with pytest.raises(ValueError, match=f"got 'entering:{whole.num_layers + 1}'"):
+        fed(whole, (f"entering:{whole.num_layers + 1}",))
+
+
+def test_partial_passes_run_the_modules() -> None:
     target, plain = models.target("llama", fused_forward=True), models.target("llama")
-    assert torch.equal(scored(target, ("entering:1",)), scored(plain, ("entering:1",)))
     skip = SkippedLayers((1,), (0,))
     with target.skip_layers(skip), plain.skip_layers(skip):
         assert torch.equal(scored(target), scored(plain))
@@ -231,8 +264,7 @@ def test_models_are_fused_where_it_is_possible() -> None:
     engine = load("demo-target", max_length=64, max_rows=1, fused_forward=False)
     assert engine.target.why_not_fused == "it was not requested" and engine.target.fused_forward is None
     engine = load("demo-target", max_length=64, max_rows=1, drafter="recycling")
-    assert engine.target.fused_forward is None
-    assert "drafter 'recycling' reads hidden states" in engine.target.why_not_fused
+    assert engine.target.fused_forward is not None and engine.drafter.needs.prompt_aux_hidden_states
     engine = load("demo-target", max_length=64, max_rows=1, compile=True)
     assert engine.target.fused_forward is None
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, compile=True, fused_forward=True)

@@ -113,6 +113,11 @@ def _fake_decoder(a: Any) -> Tensor:
     return a.table.new_empty(((a.tokens if a.wanted is None else a.wanted).shape[0], a.vocab_size), dtype=dtype)
 
 
+def _fake_decoder_states(a: Any) -> tuple[Tensor, Tensor]:
+    logits = _fake_decoder(a)
+    return logits, logits.new_empty((a.states.shape[0], a.tokens.shape[0], a.hidden_size))
+
+
 def _fake_chain(a: Any) -> Tensor:
     return a.tokens.new_empty((a.rows.shape[0], a.depth))
 
@@ -155,6 +160,7 @@ FAKES: dict[str, Callable[[Any], Any]] = {
     "batch_invariant_linear": _fake_linear,
     "batch_invariant_linear_int8": _fake_linear,
     "fused_forward": _fake_decoder,
+    "fused_forward_states": _fake_decoder_states,
     "draft_chain": _fake_chain,
     "draft_chain_dists": _fake_chain_dists,
 }

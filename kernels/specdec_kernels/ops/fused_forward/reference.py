@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
@@ -17,6 +19,7 @@ _OP = "fused_forward"
 def check(
     decoder: DecoderTable, tokens: Tensor, positions: Tensor, wanted: Tensor | None, slots: Tensor, page_table: Tensor,
     lengths: Tensor, offsets: Tensor, ancestors: Tensor | None = None, depth: Tensor | None = None,
+    states: Sequence[int] | None = None,
 ) -> None:  # fmt: skip
     """Raises ValueError for arguments of `fused_forward` that do not fit."""
     if not isinstance(decoder, DecoderTable):
@@ -43,6 +46,9 @@ def check(
         argument_checks.check_tensor(_OP, "ancestors", ancestors, torch.int32, nodes, "W")
     if depth is not None:
         argument_checks.check_tensor(_OP, "depth", depth, torch.int32, nodes)
+    last = len(decoder.layers) + 1
+    if states is not None and not all(isinstance(state, int) and 0 <= state <= last for state in states):
+        raise ValueError(f"{_OP}: states are {list(states)}; expected integers from 0 to {last}, the final norm's")
     argument_checks.check_offsets(_OP, offsets, nodes)
     check_words(ancestors, offsets)
 
@@ -58,7 +64,8 @@ def fused_forward(
     offsets: Tensor,
     ancestors: Tensor | None = None,
     depth: Tensor | None = None,
-) -> Tensor:
+    states: Sequence[int] | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Computes logits of packed tree nodes: one forward pass of a Llama-like decoder over its paged cache.
 
     Each layer applies a root-mean-square norm, projects queries, keys and values, rotates positions (halves of a head
@@ -79,11 +86,14 @@ def fused_forward(
         offsets: First node of each request, int32 [B + 1].
         ancestors: Ancestor words, int32 [M, W]; see `tree_attention`.
         depth: Depth of each node, int32 [M]; see `tree_attention`.
+        states: Hidden states to return. With L layers, i < L is the state that enters layer i, L the one behind the
+            last layer, and L + 1 that one after the final norm.
 
     Returns:
         Logits [N, V] of the decoder's dtype, computed in it. The C++ backend takes float32 and bfloat16. It gives nodes
         of a request the same bits whatever requests are beside it, and a node whatever other nodes its request has, up
-        to 64. In bfloat16 it adds in float32 and rounds where a model of that type does.
+        to 64. In bfloat16 it adds in float32 and rounds where a model of that type does. With `states`, a pair: the
+        same logits, and the hidden states [S, M, hidden] of all nodes.
 
     Raises:
         ValueError: If arguments do not fit.
@@ -91,13 +101,15 @@ def fused_forward(
     Source:
         Touvron et al. 2023, section 2.2; Gemma Team 2025, section 2, for the norms, windows and rotary tables.
     """
-    check(decoder, tokens, positions, wanted, slots, page_table, lengths, offsets, ancestors, depth)
+    check(decoder, tokens, positions, wanted, slots, page_table, lengths, offsets, ancestors, depth, states)
     nodes, width, numbers = tokens.shape[0], decoder.keys[0].shape[3], decoder.numbers
     stream, angles = decoder.embedding[tokens], decoder.rotary[:, positions][:, :, None]
     if numbers.embedding_scale != 1:
         stream = stream * numbers.embedding_scale
     kept = slots >= 0
+    entering = []
     for layer, keys, values in zip(decoder.layers, decoder.keys, decoder.values):
+        entering.append(stream)
         normed = _norm(stream, layer.norm, numbers)
         query = linear(normed, layer.query, layer.query_bias).view(nodes, -1, width)
         key = linear(normed, layer.key, layer.key_bias).view(nodes, -1, width)
@@ -113,10 +125,14 @@ def fused_forward(
         normed = _norm(stream, layer.mlp_norm, numbers)
         gated = _activate(linear(normed, layer.gate), numbers) * linear(normed, layer.up)
         stream = stream + _norm(linear(gated, layer.down), layer.mlp_post_norm, numbers)
-    last = stream if wanted is None else stream[wanted]
-    logits = linear(_norm(last, decoder.norm, numbers), decoder.head)
+    final = _norm(stream, decoder.norm, numbers)
+    logits = linear(final if wanted is None else final[wanted], decoder.head)
     cap = numbers.logits_softcap
-    return cap * torch.tanh(logits / cap) if cap else logits
+    logits = cap * torch.tanh(logits / cap) if cap else logits
+    if states is None:
+        return logits
+    every = [*entering, stream, final]
+    return logits, torch.stack([every[state] for state in states]) if states else stream.new_empty(0, *stream.shape)
 
 
 def _norm(x: Tensor, weight: Tensor | None, numbers: DecoderNumbers) -> Tensor:
