@@ -226,7 +226,7 @@ def engine_of(
 ) -> Any:
     """Returns an engine of one row with the drafter of a method, if one has that name; `folder` is for a datastore."""
     method = METHODS.get(name)
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"drafter": "none"}
     if method is not None:
         options: dict[str, Any] = dict(method.options)
         if method.own_head:

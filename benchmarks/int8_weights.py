@@ -62,7 +62,8 @@ def measure(
     found: dict[str, dict[str, Any]] = {}
     tokens = torch.empty(0, dtype=torch.int64)
     for name, options in VARIANTS.items():
-        engine: Any = load(place, max_rows=1, max_length=PROMPT + new_tokens, prefix_sharing=False, **options)
+        shape = {"max_rows": 1, "max_length": PROMPT + new_tokens, "prefix_sharing": False}
+        engine: Any = load(place, drafter="none", **shape, **options)
         tokens = torch.tensor(engine.tokenizer(text)["input_ids"][:scored])
         found[name] = {
             "variant": name,

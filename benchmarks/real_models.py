@@ -34,7 +34,7 @@ from specdec_fast.loading import load_model, load_tokenizer
 TABLE = "real_models_cpu.json"
 PLAIN, PEER = "plain", "transformers"
 SIDES: dict[str, dict[str, Any]] = {
-    PLAIN: {},
+    PLAIN: {"drafter": "none"},
     "auto": {"drafter": "auto"},
     "suffix": {"drafter": "suffix"},
     "ngram": {"drafter": "ngram"},

@@ -275,7 +275,7 @@ class Job:
 
         tokens = engine_tokens(self.handles)
         return {
-            **setup.describe(self.engine.rule),
+            **setup.describe(self.engine.rule, self.engine.drafter),
             "draft_tokens": getattr(self.engine.drafter, "num_draft_tokens", None),
             "interrupted": interrupted,
             "threads": torch.get_num_threads(),

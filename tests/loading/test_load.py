@@ -39,7 +39,7 @@ def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_folder_makes_an_engine(folder: Path) -> None:
     engine = load(str(folder), max_length=128, max_rows=3, page_size=8, num_pages=40)
-    assert engine.drafter is None and engine.rule.name == "replay" and engine.eos_token_ids == (VOCAB - 1,)
+    assert engine.drafter.name == "auto" and engine.rule.name == "replay" and engine.eos_token_ids == (VOCAB - 1,)
     assert engine.target.vocab_size == VOCAB, "padding is cut at the tokenizer's length"
     assert engine.target.cache.pages.num_pages == 40 and engine.state.max_rows == 3
     handle = engine.generate(["the thing"], SamplingParams(temperature=0, max_new_tokens=12))[0]
