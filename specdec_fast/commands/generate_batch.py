@@ -239,6 +239,7 @@ class Job:
         if len(self.handles) > 1:
             total.seconds = dict(self.engine.seconds)  # requests of a batch share their steps
         table = stats_table(total, self.seconds)
+        table.add_row("drafter", self.engine.explain_drafter())
         if len(self.handles) == 1:
             (handle,) = self.handles
             full = ", the context is full (see --max-length)" if handle.limit == "max_length" else ""

@@ -372,11 +372,19 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         """How the next step runs: "graph" or "sync". `why_not_graph` has the reasons."""
         return "sync" if self.why_not_graph() else "graph"
 
+    def explain_drafter(self) -> str:
+        """Returns the name of the drafter, or none, and why it proposes if it was not named."""
+        name = getattr(self.drafter, "name", "none")
+        return name if self.why_drafter is None else f"{name}: {self.why_drafter}"
+
     def explain(self) -> str:
         """Returns, in words, which rule verifies, which drafter proposes and how steps run, with the reasons."""
         before = self._failures.last and f" ({self._failures.last}, but not since)"
         reasons = "; ".join(self.why_not_graph()) or f"the host reads one step behind{before or ''}"
-        lines = [f"rule {self.rule.name}: {self.why_rule}", f"drafter {getattr(self.drafter, 'name', 'none')}"]
-        if self.why_drafter is not None:
-            lines[-1] += f": {self.why_drafter}"
-        return "\n".join([*lines, f"steps {self.step_mode}: {reasons}", f"prefix sharing {self._prefixes.explain()}"])
+        lines = [
+            f"rule {self.rule.name}: {self.why_rule}",
+            f"drafter {self.explain_drafter()}",
+            f"steps {self.step_mode}: {reasons}",
+            f"prefix sharing {self._prefixes.explain()}",
+        ]
+        return "\n".join(lines)
