@@ -35,6 +35,7 @@ import torch
 from benchmarks.drafter_overhead import DraftClock
 from benchmarks.drafter_table import FORCED, as_markdown, merged
 from benchmarks.end_to_end import Setting, Sides, distinct_4, workload
+from benchmarks.harness.arguments import CLOCKS, add_clock, clock_name
 from benchmarks.harness.interleave import environment, interleave
 from benchmarks.harness.progress_line import Progress
 from benchmarks.harness.result_files import write_whole
@@ -226,7 +227,7 @@ def engine_of(
 ) -> Any:
     """Returns an engine of one row with the drafter of a method, if one has that name; `folder` is for a datastore."""
     method = METHODS.get(name)
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"drafter": "none"}
     if method is not None:
         options: dict[str, Any] = dict(method.options)
         if method.own_head:
@@ -352,7 +353,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="titles of methods, or parts of titles, separated by |")
     parser.add_argument("--merge", action="store_true", help="replace rows of the methods of --only")
     parser.add_argument("--heads", type=Path, help="folder of trained heads, by drafter, beside the bundled ones")
-    parser.add_argument("--processor-time", action="store_true", help="count processor time: for a machine with others")
+    add_clock(parser)
     parser.add_argument("--out", type=Path, help="result file (default: that of all methods; none with --only alone)")
     options = parser.parse_args()
     if options.merge and not options.only:
@@ -365,7 +366,7 @@ def main() -> None:
     for name, default in numbers.items():
         if getattr(options, name) is None:
             setattr(options, name, before["rows"][0][name] if before.get("rows") else default)
-    clock = time.process_time if options.processor_time else time.perf_counter
+    clock = CLOCKS[clock_name(parser, options, [1])]
     facts: dict[str, Any] = {**environment(), "clock": clock.__name__, "threads": 1, "dtype": "float32"}
     rows: list[dict[str, Any]] = []
     every = [name for name in every if not METHODS[name].own_head or METHODS[name].head(options.heads)]

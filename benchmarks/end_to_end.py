@@ -95,6 +95,7 @@ class Sides:
         engine = load(
             "demo-target",
             "demo-draft" if draft else None,
+            drafter="draft_model" if draft else "none",
             dtype=setting.dtype,
             compile=setting.compiled and not setting.whole,
             fused_forward=setting.whole,

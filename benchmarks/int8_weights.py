@@ -11,18 +11,17 @@ once, and replaces its rows of the same number of threads. Tests: tests/benchmar
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import perf_counter, process_time
 from typing import Any
 
 import torch
 
+from benchmarks.harness.arguments import CLOCKS, add_clock, add_models, clock_name
 from benchmarks.harness.interleave import environment
-from benchmarks.harness.result_files import write_whole
+from benchmarks.harness.result_files import read_rows, write_whole
 from benchmarks.harness.select_rows import RESULTS
 from specdec_fast import SamplingParams, load
 
@@ -62,7 +61,8 @@ def measure(
     found: dict[str, dict[str, Any]] = {}
     tokens = torch.empty(0, dtype=torch.int64)
     for name, options in VARIANTS.items():
-        engine: Any = load(place, max_rows=1, max_length=PROMPT + new_tokens, prefix_sharing=False, **options)
+        shape = {"max_rows": 1, "max_length": PROMPT + new_tokens, "prefix_sharing": False}
+        engine: Any = load(place, drafter="none", **shape, **options)
         tokens = torch.tensor(engine.tokenizer(text)["input_ids"][:scored])
         found[name] = {
             "variant": name,
@@ -96,29 +96,22 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", required=True, metavar="NAME=PLACE", help="may be repeated")
+    add_models(parser)
     parser.add_argument("--text", type=Path, help="text that is scored and continued")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of the text that are scored")
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--processor-time", action="store_true", help="processor time, for a machine with other work; 1 thread only"
-    )
+    add_clock(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / TABLE)
     asked = parser.parse_args()
-    if asked.processor_time and asked.threads != [1]:
-        parser.error(f"--processor-time: got --threads {asked.threads}; expected --threads 1")
+    clock = clock_name(parser, asked, asked.threads)
     files = [asked.text] if asked.text else [ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    facts = {**environment(), "clock": "processor" if asked.processor_time else "wall"}
-    clock = process_time if asked.processor_time else perf_counter
-    rows: list[dict[str, Any]] = json.loads(asked.out.read_text())["rows"] if asked.out.exists() else []
-    for each in asked.model:
-        model, _, place = each.partition("=")
-        if not place:
-            parser.error(f"--model: got {each!r}; expected NAME=PLACE, such as SmolLM2=HuggingFaceTB/SmolLM2-135M")
-        new = measure(place, text, asked.tokens, asked.new_tokens, asked.threads, asked.rounds, clock)
+    facts = {**environment(), "clock": clock}
+    rows = read_rows(asked.out)
+    for model, place in asked.model:
+        new = measure(place, text, asked.tokens, asked.new_tokens, asked.threads, asked.rounds, CLOCKS[clock])
         rows = [row for row in rows if row["model"] != model or row["threads"] not in asked.threads]
         more = {"rounds": asked.rounds, "new_tokens": asked.new_tokens, "environment": facts}
         rows += [{"model": model, **row, **more} for row in new]

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.harness.interleave import environment
 from benchmarks.harness.progress_line import Progress
-from benchmarks.harness.result_files import write_whole
+from benchmarks.harness.result_files import read_rows, write_whole
 from benchmarks.harness.select_rows import RESULTS, named, where
 from specdec_fast import Engine, SamplingParams
 from specdec_fast.drafters import make_drafter
@@ -184,7 +184,7 @@ def main() -> None:
     tokenizer, model = load_tokenizer(options.model), load_model(options.model)
     target = HuggingFaceTarget(model, max_length=1200, max_rows=8)
     before = out if out is not None and out.exists() else RESULTS / "prefix_sharing_cpu.json"
-    rows = json.loads(before.read_text())["rows"] if out is not None and before.exists() else []
+    rows = read_rows(before) if out is not None else []
 
     def drafter() -> Any:
         return make_drafter(options.drafter, {}, target=target, tokenizer=tokenizer) if options.drafter else None

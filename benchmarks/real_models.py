@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -34,7 +34,7 @@ from specdec_fast.loading import load_model, load_tokenizer
 TABLE = "real_models_cpu.json"
 PLAIN, PEER = "plain", "transformers"
 SIDES: dict[str, dict[str, Any]] = {
-    PLAIN: {},
+    PLAIN: {"drafter": "none"},
     "auto": {"drafter": "auto"},
     "suffix": {"drafter": "suffix"},
     "ngram": {"drafter": "ngram"},
@@ -125,8 +125,8 @@ def our_side(engine: Any, setting: Setting) -> Callable[[list[int]], tuple[list[
 
 def measure(
     place: str | Path, setting: Setting, names: list[str], tasks: list[str], rounds: int, clock: Callable[[], float]
-) -> list[dict[str, Any]]:
-    """Returns the rows of one model under one setting.
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one model under one setting, those of a task after its last round.
 
     Args:
         place: Folder, GGUF file or hub id of the model.
@@ -146,7 +146,7 @@ def measure(
             own = model if name == PLAIN else load_model(place, setting.dtype)
             options = {"max_rows": 1, "max_length": 2048, "prefix_sharing": False, **SIDES[name]}
             sides[name] = our_side(load(own, tokenizer=tokenizer, **options), setting)
-    rows, order = [], list(sides)
+    order = list(sides)
     progress = Progress(f"{setting.dtype}, {setting.threads} threads", len(tasks) * (rounds + 1) * len(order))
     for task in tasks:
         prompt = list(tokenizer.encode(TASKS[task]))
@@ -164,20 +164,17 @@ def measure(
                 progress.step()
         for name in order:
             ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name])]
-            rows.append(
-                {
-                    "task": task,
-                    "side": name,
-                    "tau": taus[name],
-                    "tokens_per_second": setting.new_tokens / median(seconds[name]),
-                    "speed_vs_plain": median(ratios),
-                    "speed_vs_plain_range": [min(ratios), max(ratios)],
-                    # transformers draws with another generator
-                    "identical": None if name == PEER and setting.temperature > 0 else texts[name] == texts[PLAIN],
-                    "rounds": rounds,
-                }
-            )
-    return rows
+            yield {
+                "task": task,
+                "side": name,
+                "tau": taus[name],
+                "tokens_per_second": setting.new_tokens / median(seconds[name]),
+                "speed_vs_plain": median(ratios),
+                "speed_vs_plain_range": [min(ratios), max(ratios)],
+                # transformers draws with another generator
+                "identical": None if name == PEER and setting.temperature > 0 else texts[name] == texts[PLAIN],
+                "rounds": rounds,
+            }
 
 
 KEYS = ("model", "dtype", "threads", "temperature", "task", "side")
@@ -233,8 +230,8 @@ def main() -> None:
             own = {"model": model, "dtype": dtype, "threads": threads, "temperature": temperature}
             for row in measure(place, setting, names, asked.tasks, asked.rounds, clock):
                 rows = merged(rows, {**own, **row, "new_tokens": asked.new_tokens, "environment": facts})
+                write_whole(asked.out, {"rows": rows})
                 print(as_markdown(rows[-1:]).splitlines()[-1], flush=True)
-            write_whole(asked.out, {"rows": rows})
     write_whole(asked.out.with_suffix(".md"), as_markdown(rows) + "\n")
 
 

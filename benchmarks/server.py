@@ -27,6 +27,7 @@ import torch
 
 from benchmarks.end_to_end import workload
 from benchmarks.harness.interleave import environment, interleave
+from benchmarks.harness.result_files import read_rows, write_whole
 from specdec_fast import Engine, SamplingParams, load
 from specdec_fast.server import Settings, serving
 
@@ -138,9 +139,8 @@ def stress(engine: Engine, prompts: list[list[int]], *, requests: int, seed: int
 
 def record(row: dict[str, Any], out: Path) -> None:
     """Adds a row to the result file, or replaces the one of that name."""
-    found = json.loads(out.read_text())["rows"] if out.exists() else []
-    rows = [each for each in found if each["name"] != row["name"]] + [row]
-    out.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
+    rows = [each for each in read_rows(out) if each["name"] != row["name"]] + [row]
+    write_whole(out, {"environment": environment(), "rows": rows})
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ def main() -> None:
         print(f"{name}: {len(handle.tokens)} tokens in {stats.steps} steps, tau {stats.tau:.2f}")
         print(f"  {handle.text!r}")
 
-    alone = load("demo-target").generate([REQUESTS["sampled"][0]], REQUESTS["sampled"][1])[0]
+    alone = load("demo-target", drafter="none").generate([REQUESTS["sampled"][0]], REQUESTS["sampled"][1])[0]
     print(f"\nthe same text alone and without speculation: {alone.text == handles['sampled'].text}")
     rates = ", ".join(f"{rate:.2f}" for rate in engine.stats.alpha)
     print(f"acceptance by depth: {rates}")

@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory() as folder:
     save_eagle3(place / "head", head)
     params = SamplingParams(temperature=0, max_new_tokens=32)
     prompt = "    def __init__(self, name):\n"
-    plain = load("demo-target", max_rows=1).generate([prompt], params)[0]
+    plain = load("demo-target", drafter="none", max_rows=1).generate([prompt], params)[0]
     engine = load("demo-target", drafter="eagle3", drafter_options={"head": str(place / "head")}, max_rows=1)
     handle = engine.generate([prompt], params)[0]
 

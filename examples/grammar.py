@@ -23,7 +23,7 @@ SCHEMA = {
 
 def main() -> None:
     drafted = load("demo-target", "demo-draft", drafter="draft_tree", drafter_options={"widths": [3, 2, 1]}, max_rows=2)
-    plain = load("demo-target", max_rows=2)
+    plain = load("demo-target", drafter="none", max_rows=2)
     prompts = ["A verse of ", "As JSON: "]
     grammars = [regex(r"[1-9][0-9]?:[1-9][0-9]? (And|The) [a-z ]{8,20}\.", drafted.tokenizer)]
     grammars.append(json_schema(SCHEMA, drafted.tokenizer))

@@ -13,3 +13,9 @@ def write_whole(file: Path, found: Any) -> None:
     new = file.with_name(f"{file.name}.new")
     new.write_text(found if isinstance(found, str) else json.dumps(found, indent=1, default=str))
     new.replace(file)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a result file; none if there is no file."""
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.exists() else []
+    return rows

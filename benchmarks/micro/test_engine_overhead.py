@@ -87,7 +87,7 @@ def test_engine_overhead(benchmark: Any, dtype: str, threads: int, drafter: str,
     """Eager. dtype: the target's."""
     torch.set_num_threads(threads)
     draft = "demo-draft" if drafter == "draft_model" else None
-    engine = load("demo-target", draft, drafter=None if drafter == "plain" else drafter, max_length=1024, dtype=dtype)
+    engine = load("demo-target", draft, drafter="none" if drafter == "plain" else drafter, max_length=1024, dtype=dtype)
     made: Any = engine.drafter
     clock = ForwardClock(engine.target, *([made.model] if draft else []))
     picks = picking(engine.target.vocab_size, temperature, made.num_draft_tokens) if draft else 0.0

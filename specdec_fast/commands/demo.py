@@ -89,10 +89,6 @@ def demo(
         fused_forward=fused_forward,
         budget=budget,
     )
-    if setup.drafter is None:
-        raise ValueError(
-            "demo: got no drafter to compare with; pass --draft MODEL or --drafter NAME (for example ngram)"
-        )
     from specdec_fast.sampling.params import SamplingParams
 
     temperatures = temperature or ([0.0] if rule == "greedy" else list(_DEFAULT_TEMPERATURES))
@@ -102,6 +98,10 @@ def demo(
     with err.status("loading models") if err.is_terminal else nullcontext():
         same = temperatures[0] if len(set(temperatures)) == 1 else None
         engine = open_engine.open_engine(setup, threads=threads, max_rows=1, temperature=same)
+    if engine.drafter is None:
+        raise ValueError(
+            "demo: got no drafter to compare with; pass --draft MODEL or --drafter NAME (for example ngram)"
+        )
     if engine.tokenizer is None:
         raise ValueError(
             f"demo: got {setup.model!r}, which has no tokenizer; expected one, for the workload is text; put its files "
@@ -111,7 +111,7 @@ def demo(
     note = open_engine.short_context(engine, longest, max_new_tokens)
     if note is not None:
         err.print(f"specdec: note: {note}", soft_wrap=True)
-    measured = _Measurement(engine, items, params, repeats, setup.describe(engine.rule))
+    measured = _Measurement(engine, items, params, repeats, setup.describe(engine.rule, engine.drafter))
     measured.run(None if as_json else out, err)
     if as_json:
         print_json(measured.report())

@@ -239,6 +239,7 @@ class Job:
         if len(self.handles) > 1:
             total.seconds = dict(self.engine.seconds)  # requests of a batch share their steps
         table = stats_table(total, self.seconds)
+        table.add_row("drafter", self.engine.explain_drafter())
         if len(self.handles) == 1:
             (handle,) = self.handles
             full = ", the context is full (see --max-length)" if handle.limit == "max_length" else ""
@@ -275,7 +276,7 @@ class Job:
 
         tokens = engine_tokens(self.handles)
         return {
-            **setup.describe(self.engine.rule),
+            **setup.describe(self.engine.rule, self.engine.drafter),
             "draft_tokens": getattr(self.engine.drafter, "num_draft_tokens", None),
             "interrupted": interrupted,
             "threads": torch.get_num_threads(),

@@ -162,7 +162,7 @@ def lab(
                 if pick is not None:  # raises before anything is measured
                     layout_for(engine.rule, engine.target.vocab_size, pick)
                 run.header = {
-                    **setup.describe(engine.rule),
+                    **setup.describe(engine.rule, engine.drafter),
                     "rule": engine.rule.name,
                     **({} if file is None else {"file": file}),
                     **work.as_dict(),
@@ -205,13 +205,14 @@ def _items(prompts: int | None, file: str | None, lines: bool) -> list[tuple[str
 
 def _refuse(setup: Setup, params: SamplingParams) -> None:
     """Raises ValueError if no draws are possible. Drafters of plugins are checked after they are loaded."""
-    from specdec_fast.drafters import get_drafter
+    from specdec_fast.drafters import NO_DRAFTER, get_drafter
     from specdec_fast.rules import get_rule
 
-    built_in = setup.drafter is not None and get_drafter(setup.drafter).__module__.startswith("specdec_fast.")
-    if setup.drafter is None or (params.temperature > 0 and built_in and setup.drafter not in DRAFTERS):
+    name = None if setup.drafter == NO_DRAFTER else setup.drafter
+    built_in = name is not None and get_drafter(name).__module__.startswith("specdec_fast.")
+    if name is None or (params.temperature > 0 and built_in and name not in DRAFTERS):
         raise ValueError(
-            f"--drafter: got {setup.drafter or 'none'}, which has no distribution of its own to draw from; expected "
+            f"--drafter: got {name or 'none'}, which has no distribution of its own to draw from; expected "
             f"--draft MODEL, or one of {', '.join(DRAFTERS)}; to test draws of another program, use --recorded FILE"
         )
     if params.temperature > 0 and (reason := get_rule(setup.rule).why_not_sampling(params)) is not None:

@@ -16,17 +16,16 @@ if TYPE_CHECKING:
     import typer
 
     from specdec_fast.engine.engine import Engine
-    from specdec_fast.interfaces import Rule
+    from specdec_fast.interfaces import Drafter, Rule
 
 BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
-NO_DRAFTER = "none"
 _LARGE_FILE = 2**26
 """Bytes of a GGUF file that takes seconds to load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Models, drafter and options of an engine. `drafter` is None for plain decoding."""
+    """Models, drafter and options of an engine. `drafter` None is the default of `load`, and "none" plain decoding."""
 
     model: str
     draft: str | None
@@ -45,19 +44,21 @@ class Setup:
     device_map: Any = None
     weights: str | None = None
 
-    def describe(self, rule: Rule) -> dict[str, Any]:
+    def describe(self, rule: Rule, drafter: Drafter | None = None) -> dict[str, Any]:
         """Describes the setup as JSON values.
 
         Args:
             rule: The rule in use, also if the option was `best`.
+            drafter: The drafter in use, also if none was named. None before it is built.
 
         Returns:
             The setup.
         """
+        named = None if self.drafter == "none" else self.drafter
         return {
             "model": self.model,
             "draft": self.draft,
-            "drafter": self.drafter,
+            "drafter": named if drafter is None else drafter.name,
             "drafter_options": dict(self.drafter_options),
             "budget": self.budget,
             "rule": rule.name,
@@ -125,7 +126,7 @@ def resolve(
     """
     from specdec_fast.adaptive.budget import budget_for
     from specdec_fast.commands.options import read_device_map, read_drafter_options
-    from specdec_fast.drafters import check_option_names, drafter_names, may_take_draft
+    from specdec_fast.drafters import NO_DRAFTER, check_option_names, drafter_names, may_take_draft
     from specdec_fast.rules import get_rule
     from specdec_kernels.unknown_names import unknown_name
 
@@ -152,7 +153,7 @@ def resolve(
     if parsed and drafter is not None:
         check_option_names(drafter, parsed)
     if draft_tokens == 0 or drafter == NO_DRAFTER:
-        draft, drafter, parsed = None, None, {}
+        draft, drafter, parsed = None, NO_DRAFTER, {}
     return Setup(
         model,
         draft,

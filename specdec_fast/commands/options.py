@@ -46,7 +46,8 @@ DrafterName = Annotated[
     str | None,
     typer.Option(
         "--drafter",
-        help="Drafter: draft_model, ngram, ... (see `specdec drafters`), or none.",
+        help="Drafter: draft_model, ngram, ... (see `specdec drafters`), or none. Default: draft_model if there is a "
+        "draft model, else auto on a CPU.",
         rich_help_panel=_MODELS,
     ),
 ]

@@ -38,7 +38,7 @@ def head_layers(
 
     open_engine.quiet()
     setup = open_engine.resolve(
-        model=model, draft=None, drafter=open_engine.NO_DRAFTER, rule="replay", draft_tokens=None,
+        model=model, draft=None, drafter="none", rule="replay", draft_tokens=None,
         dtype=dtype, device=device, compile=False, adapter=adapter, revision=revision,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip

@@ -107,7 +107,7 @@ def layers(
         plot.parent.mkdir(parents=True, exist_ok=True)
     open_engine.quiet()
     setup = open_engine.resolve(
-        model=model, draft=None, drafter=open_engine.NO_DRAFTER, rule="replay", draft_tokens=None,
+        model=model, draft=None, drafter="none", rule="replay", draft_tokens=None,
         dtype=dtype, device=device, compile=False, adapter=adapter, revision=revision,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip

@@ -19,6 +19,12 @@ from specdec_kernels.unknown_names import unknown_name
 
 GROUP = "specdec_fast.drafters"
 
+NO_DRAFTER = "none"
+"""Stands for plain decoding where a drafter is named."""
+
+BY_DEFAULT = "auto"
+"""Drafts on a CPU where neither a drafter nor a draft model is given."""
+
 
 def drafter_names() -> list[str]:
     """Returns the names of all built-in and installed drafters, sorted."""

@@ -74,6 +74,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         drafter: The drafter, or None.
         rule: The verification rule.
         why_rule: Why this rule verifies, in words.
+        why_drafter: Why this drafter proposes, or none, in words. None if it was named.
         tokenizer: The tokenizer, or None.
         eos_token_ids: Token ids that end a text.
         default_params: Sampling parameters of requests without any.
@@ -108,6 +109,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             raise ValueError(f"eos_token_ids: got {self.eos_token_ids}; expected {expected}")
         self.needs = Needs() if drafter is None else drafter.needs
         self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
+        self.why_drafter: str | None = None
         policy = budget_for(budget)
         Closeable.__init__(self)
         TextMethods.__init__(self)
@@ -370,9 +372,19 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         """How the next step runs: "graph" or "sync". `why_not_graph` has the reasons."""
         return "sync" if self.why_not_graph() else "graph"
 
+    def explain_drafter(self) -> str:
+        """Returns the name of the drafter, or none, and why it proposes if it was not named."""
+        name = getattr(self.drafter, "name", "none")
+        return name if self.why_drafter is None else f"{name}: {self.why_drafter}"
+
     def explain(self) -> str:
-        """Returns, in words, which rule verifies and how steps run, with the reasons."""
+        """Returns, in words, which rule verifies, which drafter proposes and how steps run, with the reasons."""
         before = self._failures.last and f" ({self._failures.last}, but not since)"
         reasons = "; ".join(self.why_not_graph()) or f"the host reads one step behind{before or ''}"
-        steps = f"steps {self.step_mode}: {reasons}"
-        return f"rule {self.rule.name}: {self.why_rule}\n{steps}\nprefix sharing {self._prefixes.explain()}"
+        lines = [
+            f"rule {self.rule.name}: {self.why_rule}",
+            f"drafter {self.explain_drafter()}",
+            f"steps {self.step_mode}: {reasons}",
+            f"prefix sharing {self._prefixes.explain()}",
+        ]
+        return "\n".join(lines)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
+
+from specdec_kernels.unknown_names import unknown_name
 
 BACKENDS = {"llguidance": "grammar", "xgrammar": "xgrammar"}
 """Library -> extra that installs it."""
@@ -19,7 +19,8 @@ def check_backend(grammar_backend: str) -> None:
     Raises:
         ValueError: For an unknown name.
     """
-    _check_name("grammar_backend", grammar_backend, BACKENDS)
+    if grammar_backend not in BACKENDS:
+        raise ValueError(unknown_name("grammar_backend", grammar_backend, BACKENDS))
 
 
 def make_grammar(
@@ -42,13 +43,7 @@ def make_grammar(
         ValueError: For an unknown kind or library, if the library is not installed, or if it cannot read the grammar.
     """
     check_backend(grammar_backend)
-    _check_name("grammar", kind, KINDS)
+    if kind not in KINDS:
+        raise ValueError(unknown_name("grammar", kind, KINDS))
     module = import_module(f"specdec_fast.integrations.{grammar_backend}")
     return getattr(module, kind)(source, tokenizer, **options)
-
-
-def _check_name(what: str, got: str, known: Collection[str]) -> None:
-    if got not in known:
-        close = get_close_matches(got, known, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{what}: got {got!r}; expected one of {', '.join(known)}{hint}")

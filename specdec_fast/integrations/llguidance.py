@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from specdec_fast.extras import require
-from specdec_fast.integrations.grammar_sources import check_choices, parse_schema
+from specdec_fast.integrations.grammar_sources import check_choices, check_text, parse_schema
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 
 _VOCABULARIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -114,7 +114,7 @@ def regex(pattern: str, tokenizer: Any) -> LLGuidanceMatcher:
     Returns:
         The grammar, for `SamplingParams(grammar=...)`.
     """
-    source = _library().LLMatcher.grammar_from_regex(pattern)
+    source = _library().LLMatcher.grammar_from_regex(check_text("regex", pattern))
     expected = "a regular expression as Rust writes them (no look-around, no back-references)"
     return _matcher(source, tokenizer, f"regex {pattern!r}", expected)
 
@@ -148,6 +148,7 @@ def choice(texts: Sequence[str], tokenizer: Any) -> LLGuidanceMatcher:
         The grammar, for `SamplingParams(grammar=...)`.
     """
     rules = " | ".join(json.dumps(text, ensure_ascii=False) for text in check_choices(texts))
+    rules = rules.replace("\x7f", r"\u007f")  # the only character that JSON leaves as it is and Lark refuses
     return lark(f"start: {rules}", tokenizer)
 
 
@@ -161,7 +162,7 @@ def lark(grammar: str, tokenizer: Any) -> LLGuidanceMatcher:
     Returns:
         The grammar, for `SamplingParams(grammar=...)`.
     """
-    source = _library().LLMatcher.grammar_from_lark(grammar)
+    source = _library().LLMatcher.grammar_from_lark(check_text("lark", grammar))
     return _matcher(source, tokenizer, "lark", "rules in Lark's syntax, with a rule start")
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.extras import require
-from specdec_fast.integrations.grammar_sources import check_choices, parse_schema
+from specdec_fast.integrations.grammar_sources import check_choices, check_text, parse_schema
 from specdec_fast.integrations.xgrammar_schema import find_ignored
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 
@@ -122,6 +122,7 @@ def regex(pattern: str, tokenizer: Any) -> XGrammarMatcher:
         The grammar, for `SamplingParams(grammar=...)`.
     """
     expected = "a regular expression that xgrammar reads (no look-around, no back-references)"
+    check_text("regex", pattern)
     return _matcher(lambda compiler: compiler.compile_regex(pattern), tokenizer, f"regex {pattern!r}", expected)
 
 
@@ -163,7 +164,7 @@ def choice(texts: Sequence[str], tokenizer: Any) -> XGrammarMatcher:
     Returns:
         The grammar, for `SamplingParams(grammar=...)`.
     """
-    rules = " | ".join(json.dumps(text) for text in check_choices(texts))
+    rules = " | ".join(json.dumps(text, ensure_ascii=False) for text in check_choices(texts))
     return ebnf(f"root ::= {rules}", tokenizer)
 
 
@@ -178,6 +179,7 @@ def ebnf(grammar: str, tokenizer: Any) -> XGrammarMatcher:
         The grammar, for `SamplingParams(grammar=...)`.
     """
     expected = "rules in EBNF, with a rule root"
+    check_text("ebnf", grammar)
     return _matcher(lambda compiler: compiler.compile_grammar(grammar), tokenizer, "ebnf", expected)
 
 
@@ -192,4 +194,5 @@ def lark(grammar: str, tokenizer: Any) -> XGrammarMatcher:
         The grammar, for `SamplingParams(grammar=...)`.
     """
     expected = "rules in Lark's syntax, with a rule start"
+    check_text("lark", grammar)
     return _matcher(lambda compiler: compiler.compile_lark(grammar), tokenizer, "lark", expected)

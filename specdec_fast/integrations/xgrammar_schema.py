@@ -36,16 +36,45 @@ _PYTHON: dict[str, Any] = {
     "array": (list, tuple),
     "null": type(None),
 }
+_OBJECTS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("prefixItems", "anyOf", "allOf", "enum", "required")
 _KNOWN = set().union(*_OF_TYPE.values(), _IGNORED, _ALONE, {"type"})
 
 
 def find_ignored(schema: Any) -> str | None:
-    """Returns the first thing in a schema that xgrammar would ignore, in words, or None."""
+    """Returns the first thing in a schema that xgrammar would ignore, in words, or None.
+
+    Raises:
+        ValueError: If a keyword has a value of a type that it cannot have.
+    """
     if not isinstance(schema, Mapping):
         return None
+    _check_types(schema)
     own = {name: value for name, value in schema.items() if name in _KNOWN}
     found = _of_one(own)
     return found or next((words for inner in _inner_schemas(schema) if (words := find_ignored(inner))), None)
+
+
+def _check_types(schema: Mapping[str, Any]) -> None:
+    """Raises ValueError if a keyword of one schema has a value of a type that it cannot have."""
+    for name, value in schema.items():
+        expected = ""
+        if name in _OBJECTS and not isinstance(value, Mapping):
+            expected = "an object"
+        elif name in _LISTS and not isinstance(value, (list, tuple)):
+            expected = "an array"
+        elif name == "required" and not all(isinstance(each, str) for each in value):
+            expected = "an array of names"
+        elif name == "format" and not isinstance(value, str):
+            expected = "a string"
+        elif name == "type" and not all(isinstance(each, str) for each in _as_list(value)):
+            expected = "a string, or an array of strings"
+        if expected:
+            raise ValueError(f"JSON schema: {name}: got {value!r:.60}; expected {expected}")
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _of_one(schema: Mapping[str, Any]) -> str | None:
@@ -54,8 +83,7 @@ def _of_one(schema: Mapping[str, Any]) -> str | None:
         if name in _IGNORED:
             return f"keyword {name!r}"
     alone = next((name for name in _ALONE if name in schema), None)
-    types = schema.get("type", ())
-    types = [types] if isinstance(types, str) else list(types)
+    types = _as_list(schema.get("type", ()))
     if alone is not None:
         return _beside(alone, schema, types)
     enforced = set().union(*(_OF_TYPE.get(each, set()) for each in types), {"type"})
@@ -97,7 +125,7 @@ def _has_type(value: Any, name: str) -> bool:
 
 def _inner_schemas(schema: Mapping[str, Any]) -> Iterator[Any]:
     """The schemas inside of one."""
-    for name in ("properties", "patternProperties", "$defs", "definitions"):
+    for name in _OBJECTS:
         yield from dict(schema.get(name, {})).values()
     for name in ("items", "additionalProperties", "propertyNames"):
         yield schema.get(name)

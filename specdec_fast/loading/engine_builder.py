@@ -14,9 +14,12 @@ import torch
 from specdec_fast.adaptive.budget import BudgetPolicy, budget_for
 from specdec_fast.core.former_names import explain_arguments
 from specdec_fast.drafters import (
+    BY_DEFAULT,
+    NO_DRAFTER,
     check_draft_model,
     check_option_names,
     drafter_names,
+    get_drafter,
     make_drafter,
     may_take_draft,
 )
@@ -85,7 +88,9 @@ def load(
             a PEFT adapter, a loaded transformers model, or a PeftModel. Objects are given back as they were when the
             engine is closed or garbage collected.
         draft: The draft model, in the same form, or None.
-        drafter: Name of the drafter. Default: "draft_model" if there is a draft model, else none.
+        drafter: Name of the drafter, or "none" to decode plainly. Default: "draft_model" if there is a draft model.
+            Without one, "auto" on a CPU, under a rule whose texts do not depend on the drafts; else none. The engine's
+            `explain` says which, and why.
         drafter_options: Further arguments of the drafter's constructor.
         rule: Verification rule, by name or as an object.
         num_draft_tokens: Draft tokens per step. None for the drafter's default.
@@ -131,7 +136,10 @@ def load(
     wanted = resolve_dtype(dtype)
     check_sampling(sampling)
     selected, policy = get_rule(rule), budget_for(budget)
-    name = drafter or ("draft_model" if draft is not None else None)
+    if drafter == NO_DRAFTER and draft is not None:
+        raise ValueError(f"draft: got a draft model and drafter {drafter!r}; expected only one of them")
+    unsaid = drafter is None and draft is None and num_draft_tokens is None
+    name = None if drafter == NO_DRAFTER else drafter or ("draft_model" if draft is not None else None)
     options: dict[str, Any] = {**(drafter_options or {})}
     if name is None and options:
         raise ValueError(f"drafter_options: got {options} and no drafter; expected drafter=NAME, which takes them")
@@ -212,7 +220,11 @@ def load(
             take = None if draft is None else next_draft
             return make_drafter(name or "", options, target=ours, tokenizer=tokenizer, draft=take, prefers=prefers)
 
-        made, why = None, None
+        made, why, why_drafter = None, None, None
+        if unsaid:
+            reason = _why_not_by_default(ours, selected, temperature, policy, step_mode, compile)
+            name = BY_DEFAULT if reason is None else None
+            why_drafter = f"none was named, and {reason or 'no draft model was given'}"
         if name is not None:
             prefers = getattr(selected, "prefers", "coupled")
             made = make(prefers)
@@ -234,8 +246,34 @@ def load(
         given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
         given |= {"prefix_sharing": prefix_sharing, "default_params": defaults}
         engine = Engine(ours, made, rule=selected, eos_token_ids=ids, temperature=temperature, **given)
-        engine.why_rule = why or engine.why_rule
+        engine.why_rule, engine.why_drafter = why or engine.why_rule, why_drafter
         for each in drafts:
             engine.on_close(each.close)
         undo.pop_all()
     return engine
+
+
+def _why_not_by_default(
+    target: HuggingFaceTarget,
+    rule: Rule,
+    temperature: float | None,
+    budget: BudgetPolicy,
+    step_mode: str,
+    compile: bool,
+) -> str | None:
+    """Returns why a target decodes plainly if no drafter is named. None if it drafts with `auto`.
+
+    Drafts by default must not change the text, and must pay off. That was measured for steps on a CPU.
+    """
+    needs = get_drafter(BY_DEFAULT).needs
+    if target.device.type != "cpu":
+        return f"{BY_DEFAULT} is the default on a CPU only: its steps are not captured as CUDA graphs"
+    if compile or step_mode == "graph":
+        return f"the passes of {BY_DEFAULT} differ in size, so they are neither compiled nor captured"
+    if budget.name != "fixed":
+        return f"{BY_DEFAULT} chooses the number of nodes itself, which the budget {budget.name} does too"
+    try:
+        chosen, _ = rule_for(rule, needs, temperature)
+    except ValueError:
+        return f"rule {rule.name} cannot verify the drafts of {BY_DEFAULT}"
+    return None if getattr(chosen, "replays", False) else f"texts depend on the drafts under rule {chosen.name}"

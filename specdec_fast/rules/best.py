@@ -11,7 +11,9 @@ The drafter's capabilities decide between rules for the same kind of draft:
 
 No theorem decides whether to sample at all. The likeliest token of q is accepted with its probability under p, and a
 sampled token with probability sum min(p, q). Either may be larger. `Best.estimate_accepted` computes both for a
-draft, and `specdec_fast.tune.rule_selection` averages them over a sample of drafts before the engine is built.
+draft, and `specdec_fast.tune.rule_selection` collects them over a sample of drafts before the engine is built. The
+rule of the theorems stays, unless the likeliest tokens gain more than the noise of the sample. Without that, the choice
+and with it the text of a seed would depend on chance: on the prompts that were sampled.
 
 The choice is made once, not per step. A choice that depends on sampled tokens would change the distribution. A choice
 that depends on other requests would make texts depend on the batch. The sample decides only which rule runs: it may
@@ -20,6 +22,7 @@ change the text of a seed, but never its distribution. Tests: tests/rules/test_b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -67,14 +70,15 @@ class Best(ThresholdRule):
     from_leaves: bool = True
 
     def choose_rule(
-        self, needs: Needs, temperature: float | None = None, estimates: Mapping[str, float] | None = None
+        self, needs: Needs, temperature: float | None = None, estimates: Mapping[str, Tensor] | None = None
     ) -> Choice:
         """Chooses the rule for a drafter.
 
         Args:
             needs: Needs of the drafter.
             temperature: The temperature of all requests. None if they differ or are unknown.
-            estimates: Means of `estimate_accepted` over a sample of the drafter's drafts. None without a sample.
+            estimates: Results of `estimate_accepted` for a sample of N drafts, float64 [N] by rule. None or empty
+                without a sample.
 
         Returns:
             The rule, the reason, and how the drafter should pick its tokens.
@@ -83,15 +87,20 @@ class Best(ThresholdRule):
         rule = get_rule(name)
         if not estimates or not needs.dists or temperature == 0:
             return Choice(rule, why, rule.prefers)
-        ranked = sorted(estimates.items(), key=lambda each: -each[1])
+        means = {method: float(values.mean()) for method, values in estimates.items()}
+        ranked = sorted(means.items(), key=lambda each: -each[1])
         found = ", ".join(f"{value:.3f} {_describe(method)}" for method, value in ranked)
+        gain, noise = paired_gain(estimates[LIKELIEST], estimates[name])
         numbers = f"expected accepted tokens per draft of a sample: {found}"
-        if estimates[LIKELIEST] > estimates[name]:
+        measured = f"{numbers}; the {LIKELIEST} gain {gain:+.3f} +- {noise:.3f} (95 % interval)"
+        if gain > noise:
             why = (
                 "the likeliest tokens are accepted more often than sampled ones, by all rules alike; the text of replay"
             )
-            return Choice(get_rule("replay"), f"{why} depends on the seed alone; {numbers}", "greedy")
-        return Choice(rule, f"{why}; {numbers}", rule.prefers)
+            return Choice(get_rule("replay"), f"{why} depends on the seed alone; {measured}", "greedy")
+        if gain > 0:
+            measured += f", which is within the noise, so {name} stays"
+        return Choice(rule, f"{why}; {measured}", rule.prefers)
 
     def estimate_accepted(self, needs: Needs, draft: Draft, target_dists: TokenDistributions) -> dict[str, Tensor]:
         """Computes the expected accepted tokens of a sampled draft under each rule.
@@ -143,6 +152,23 @@ class Best(ThresholdRule):
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
         """Returns the thresholds and residuals of rule `traversal`."""
         return traversal.RULE.thresholds(draft, plan, target_dists)
+
+
+def paired_gain(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """Computes the mean gain of one way over another on the same drafts, and its noise.
+
+    Args:
+        ours: Expected accepted tokens of each draft, [N].
+        theirs: The same of the other way, [N].
+
+    Returns:
+        The mean difference, and half the width of its 95 % interval. Drafts count as independent. The noise is
+        infinite for fewer than two drafts.
+    """
+    gains = ours.double() - theirs.double()
+    if len(gains) < 2:
+        return float(gains.mean()), math.inf
+    return float(gains.mean()), 1.96 * float(gains.std()) / math.sqrt(len(gains))
 
 
 def _describe(method: str) -> str:

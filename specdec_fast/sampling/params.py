@@ -220,10 +220,11 @@ class SamplingParams:
         given = self.logits_processors
         listed = isinstance(given, list) or (isinstance(given, Iterable) and not callable(given))
         _require(listed, "logits_processors", given, "a sequence of callables; put a single one into a list")
-        for each in given:
+        processors = tuple(given)  # an iterator is read once
+        for each in processors:
             expected = check_processor(each)
             _require(expected is None, "logits_processors", each, str(expected))
-        object.__setattr__(self, "logits_processors", tuple(given))
+        object.__setattr__(self, "logits_processors", processors)
 
     @property
     def bad_word_ids(self) -> tuple[tuple[int, ...], ...]:

@@ -20,7 +20,7 @@ def why_tokens_depend(model: Any) -> str | None:
         model: A transformers model, quantized or not.
     """
     for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
+        weight = module._parameters.get("weight")  # the attribute may be a property that computes it
         scales = getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)
         is_shared = type(scales).__name__ == "PerTensor" and getattr(weight, "act_quant_scale", None) is None
         if is_shared or type(module).__module__.startswith(_DYNAMIC):

@@ -24,7 +24,7 @@ from specdec_kernels import TreePlan
 
 MOST_REQUESTS = 4
 MOST_TOKENS = 24
-"""New tokens of each sample text. Some twenty drafts take little time and give a rough estimate."""
+"""New tokens of each sample text. Some twenty drafts take little time; rule `best` counts with their noise."""
 FIRST_SEED = 2**61
 """Seed of the first sample text. Requests with smaller seeds share no uniform with the sample."""
 
@@ -52,8 +52,8 @@ def sample_ways(
     requests: Sequence[tuple[Prompt, SamplingParams]],
     tokenizer: object = None,
     budget: str | BudgetPolicy = "fixed",
-) -> dict[str, float]:
-    """Averages `Best.estimate_accepted` over drafts of the first requests.
+) -> dict[str, torch.Tensor]:
+    """Computes `Best.estimate_accepted` for drafts of the first requests.
 
     Requests that an engine refuses are skipped. So are those at temperature 0, where all rules accept the same tokens.
     The drafter should not be used afterwards, since one that learns from finished texts has learnt from the sample. A
@@ -67,7 +67,7 @@ def sample_ways(
         budget: Budget policy.
 
     Returns:
-        Mean estimate of each way to draft. Empty if no draft was made.
+        Estimates of each way to draft, float64 [N] for N drafts. Empty if no draft was made.
     """
     rule = _EstimatingRule(drafter.needs)
     engine = Engine(target, drafter, rule=rule, tokenizer=tokenizer, budget=budget)  # type: ignore[arg-type]
@@ -81,4 +81,4 @@ def sample_ways(
     while not engine.idle:
         engine.step()
     found = {way: torch.cat(parts) for way, parts in rule.found.items()}
-    return {way: float(values.mean()) for way, values in found.items() if len(values)}
+    return {way: values for way, values in found.items() if len(values)}

@@ -16,7 +16,7 @@ from benchmarks.real_models import KEYS, PEER, PLAIN, SIDES, Setting, as_markdow
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
     setting = Setting("float32", 1, 0.0, 6)
-    return measure("demo-target", setting, [PEER, "auto"], ["list"], rounds=1, clock=perf_counter)
+    return list(measure("demo-target", setting, [PEER, "auto"], ["list"], rounds=1, clock=perf_counter))
 
 
 def test_all_sides_write_the_text_of_plain_decoding(rows: list[dict[str, Any]]) -> None:

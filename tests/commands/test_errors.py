@@ -137,7 +137,7 @@ CASES = [
     (["demo", "--prompts", "1000"], ["--prompts: got 1000"]),
     (["demo", "--repeats", "0"], ["--repeats: got 0"]),
     (["demo", "--drafter", "none"], ["no drafter to compare"]),
-    (["demo", "--model", "{target}"], ["no drafter to compare"]),
+    (["demo", "--model", "{target}", "--budget", "goodput"], ["no drafter to compare"]),
     (["demo", "--model", "{bare}", "--drafter", "ngram"], ["demo: got '", "which has no tokenizer; expected one"]),
     (["demo", "--max-new-tokens", "0"], ["error: --max-new-tokens: got 0"]),
     (["demo", "--temperature", "-1"], ["error: --temperature: got -1.0"]),

@@ -22,7 +22,7 @@ SAMPLING = ["--seed", "7", "--max-new-tokens", "40", "--ignore-eos"]
 
 @pytest.fixture(scope="module")
 def expected(models: dict[str, str]) -> str:
-    engine = load(models["target"], max_rows=1)
+    engine = load(models["target"], drafter="none", max_rows=1)
     params = SamplingParams(seed=7, max_new_tokens=40, ignore_eos=True)
     return engine.generate(["Once upon"], params)[0].text
 
@@ -41,6 +41,16 @@ def test_streams_the_engines_text(run: Any, pair: list[str], expected: str) -> N
 def test_same_text_with_any_drafter(run: Any, models: dict[str, str], expected: str, extra: list[str]) -> None:
     result = run("generate", "Once upon", "--model", models["target"], *SAMPLING, *extra)
     assert result.stdout == expected + "\n"
+
+
+@pytest.mark.parametrize(("options", "drafter"), [([], "auto"), (["--drafter", "none"], None), (["-k", "0"], None)])
+def test_auto_drafts_unless_told_otherwise(
+    run: Any, models: dict[str, str], options: list[str], drafter: str | None, expected: str
+) -> None:
+    result = run("generate", "Once upon", "--model", models["target"], *SAMPLING, "--json", "--stats", *options)
+    report = json.loads(result.stdout)
+    assert report["drafter"] == drafter and report["requests"][0]["text"] == expected
+    assert ("auto: none was named, and no draft model was given" in result.stderr) == (drafter is not None)
 
 
 def test_same_text_from_trees(run: Any, pair: list[str], expected: str) -> None:

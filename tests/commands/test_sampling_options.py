@@ -47,7 +47,7 @@ def test_rule_best_chooses_by_the_model_s_parameters(
 ) -> None:
     seen: list[Any] = []
 
-    def sample(target: object, drafter: object, requests: Any, *more: object) -> dict[str, float]:
+    def sample(target: object, drafter: object, requests: Any, *more: object) -> dict[str, Any]:
         seen.extend(params for _, params in requests)
         return {}
 

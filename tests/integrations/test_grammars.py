@@ -121,10 +121,39 @@ def test_masks_after_rollback_are_those_of_a_fresh_matcher(backend: str) -> None
             assert torch.equal(whole[node], words[0]), (node, path)
 
 
-BAD = [
+def nested(levels: int) -> dict[str, Any]:
+    """A schema of as many objects inside of each other, two levels of JSON each."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+BAD: list[tuple[str, Any, str]] = [
     ("regex", "(", r"^regex '\(': .*clos.*; expected a regular expression "),
     ("json_schema", "{", "not JSON"),
     ("json_schema", "[1]", "got list; expected an object"),
+    ("json_schema", 5, "got int; expected an object"),
+    ("json_schema", [1], "got list; expected an object"),
+    ("json_schema", '{"a":' * 3000 + "1" + "}" * 3000, "got more than 128 levels"),
+    ("json_schema", nested(400), "got more than 128 levels"),
+    ("json_schema", nested(5000), "got more than 128 levels"),  # overflows a stack in llguidance
+    *(
+        ("json_schema", schema, "^JSON schema: ")
+        for schema in (
+            {"type": 5},
+            {"type": ["string", ["x"]]},
+            {"type": "object", "properties": [1]},
+            {"type": "object", "required": 5},
+            {"type": "object", "properties": {"a": {}}, "required": [["a"]]},
+            {"anyOf": 5},
+            {"enum": 5, "type": "string"},
+            {"type": "string", "format": ["date"]},
+            {"type": "array", "items": {"type": {}}},
+        )
+    ),
+    ("regex", 5, "^regex: got int; expected the grammar as a string"),
+    ("lark", 5, "^lark: got int; expected the grammar as a string"),
     ("json_schema", {"type": "nonsense"}, "^JSON schema: .*[tT]ype.*nonsense.*; expected the part"),
     ("choice", [], "^choice: got .*; expected a list of texts"),
     ("choice", "ab", "^choice: got 'ab'; expected a list of texts"),
@@ -155,18 +184,18 @@ def accepts(grammar: Any, text: str) -> bool:
 
 @EITHER
 def test_choices_and_context_free_grammars(backend: str) -> None:
-    words = ['the "in"', "a\\b", "é|x"]
+    words = ['the "in"', "a\\b", "é|x", "\U0001f600", "a\n\x01\x7f"]
     chosen = make(backend, "choice", words)
-    assert [accepts(chosen, text) for text in (*words, "the", 'the "in"x')] == [True] * 3 + [False] * 2
-    nested = make(backend, "lark", 'start: "(" start ")" | "x"')
-    assert accepts(nested, "((x))") and not accepts(nested, "((x)")
+    assert [accepts(chosen, text) for text in (*words, "the", 'the "in"x')] == [True] * 5 + [False] * 2
+    recursive = make(backend, "lark", 'start: "(" start ")" | "x"')
+    assert accepts(recursive, "((x))") and not accepts(recursive, "((x)")
     rules = 'root ::= "(" root ")" | "x"'
     if backend == "llguidance":
         with pytest.raises(ValueError, match=r"ebnf: llguidance reads no EBNF; .* grammar_backend 'xgrammar'"):
             make(backend, "ebnf", rules)
     else:
-        nested = make(backend, "ebnf", rules)
-        assert accepts(nested, "((x))") and not accepts(nested, "((x)")
+        recursive = make(backend, "ebnf", rules)
+        assert accepts(recursive, "((x))") and not accepts(recursive, "((x)")
         with pytest.raises(ValueError, match=r"^ebnf: EBNF parser error .*; expected rules in EBNF"):
             make(backend, "ebnf", "root ::= ")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from oracles import models
 from oracles.toy_tokenizer import END_OF_TEXT, PIECES, byte_tokenizer
 
@@ -39,7 +40,7 @@ def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_folder_makes_an_engine(folder: Path) -> None:
     engine = load(str(folder), max_length=128, max_rows=3, page_size=8, num_pages=40)
-    assert engine.drafter is None and engine.rule.name == "replay" and engine.eos_token_ids == (VOCAB - 1,)
+    assert engine.drafter.name == "auto" and engine.rule.name == "replay" and engine.eos_token_ids == (VOCAB - 1,)
     assert engine.target.vocab_size == VOCAB, "padding is cut at the tokenizer's length"
     assert engine.target.cache.pages.num_pages == 40 and engine.state.max_rows == 3
     handle = engine.generate(["the thing"], SamplingParams(temperature=0, max_new_tokens=12))[0]
@@ -68,10 +69,11 @@ def test_the_best_rule_follows_a_sample(
     likeliest: float, rule: str, pick: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The drafter picks as was found best, explain says the numbers, and the draft model is opened once."""
-    found = {"block": 2.0, "rejection": 1.5, "replay": 1.25, LIKELIEST: likeliest}
+    means = {"block": 2.0, "rejection": 1.5, "replay": 1.25, LIKELIEST: likeliest}
+    found = {way: torch.full((3,), mean, dtype=torch.float64) for way, mean in means.items()}
     sampled = []
 
-    def sample(target: object, drafter: object, *more: object) -> dict[str, float]:
+    def sample(target: object, drafter: object, *more: object) -> dict[str, torch.Tensor]:
         sampled.append(drafter)
         return found
 

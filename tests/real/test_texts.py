@@ -60,7 +60,12 @@ class Texts:
         if drafter is not None and drafter.startswith("draft_"):
             draft = copy.deepcopy(real.model)
         with load(
-            real.model, draft, tokenizer=real.tokenizer, drafter=drafter, drafter_options=options, max_length=128
+            real.model,
+            draft,
+            tokenizer=real.tokenizer,
+            drafter=drafter or "none",
+            drafter_options=options,
+            max_length=128,
         ) as engine:
             handles = engine.generate(prompts, params)
             for handle, tokens in zip(handles, want):
@@ -102,7 +107,9 @@ class TestGemma3(Texts):
         assert len(prompts[0]) < window < len(prompts[0]) + 20 and len(prompts[1]) > window
         want = [real.greedy(prompt, 20) for prompt in prompts]
         params = SamplingParams(temperature=0, max_new_tokens=20)
-        with load(real.model, tokenizer=real.tokenizer, drafter=drafter, max_rows=2, max_length=640) as engine:
+        with load(
+            real.model, tokenizer=real.tokenizer, drafter=drafter or "none", max_rows=2, max_length=640
+        ) as engine:
             handles = engine.generate(prompts, params)
             assert [handle.tokens for handle in handles] == want
         if drafter is not None:

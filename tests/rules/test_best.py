@@ -42,7 +42,7 @@ def test_the_choice_follows_the_drafter_and_says_why(
 
 
 @pytest.mark.parametrize(
-    ("needs", "estimates", "rule", "prefers"),
+    ("needs", "means", "rule", "prefers"),
     [
         (Needs(dists=True), {"block": 2.1, "rejection": 2.0, "replay": 1.9, LIKELIEST: 2.2}, "replay", "greedy"),
         (Needs(dists=True), {"block": 2.1, "rejection": 2.0, "replay": 1.9, LIKELIEST: 2.05}, "block", "sampled"),
@@ -55,13 +55,38 @@ def test_the_choice_follows_the_drafter_and_says_why(
         ),
     ],
 )
-def test_a_sample_decides_whether_to_sample(needs: Needs, estimates: dict[str, float], rule: str, prefers: str) -> None:
+def test_a_sample_decides_whether_to_sample(needs: Needs, means: dict[str, float], rule: str, prefers: str) -> None:
+    """Estimates whose differences are the same for every draft have no noise."""
+    drafts = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    estimates = {way: value + drafts for way, value in means.items()}
     choice = RULE.choose_rule(needs, None, estimates)
     assert (choice.rule.name, choice.prefers) == (rule, prefers)
-    assert all(f"{value:.3f}" in choice.why for value in estimates.values())
-    assert f"{estimates[LIKELIEST]:.3f} of the likeliest tokens" in choice.why
+    assert all(f"{value:.3f}" in choice.why for value in means.values())
+    assert f"{means[LIKELIEST]:.3f} of the likeliest tokens" in choice.why
     assert RULE.choose_rule(needs, 0.0, estimates).rule.name == "greedy"
     assert RULE.choose_rule(Needs(), None, estimates) == RULE.choose_rule(Needs(), None)
+
+
+@pytest.mark.parametrize(
+    ("gains", "rule", "words"),
+    [
+        ([0.4, 0.2, 0.3, 0.3], "replay", r"likeliest tokens gain \+0.300 \+- 0.080 \(95 % interval\)$"),
+        (
+            [1.2, -0.9, 1.0, -0.1],
+            "block",
+            r"gain \+0.300 \+- 0.96\d \(95 % interval\), which is within the noise",
+        ),
+        ([-1.2, 0.9, -1.0, 0.1], "block", r"gain -0.300 \+- 0.96\d \(95 % interval\)$"),
+        ([5.0], "block", r"gain \+5.000 \+- inf \(95 % interval\), which is within the noise"),
+    ],
+)
+def test_a_gain_within_the_noise_of_the_sample_changes_no_rule(gains: list[float], rule: str, words: str) -> None:
+    """The noise is that of the differences: drafts that are easy for both ways count for neither."""
+    block = torch.tensor([0.1, 3.0, 1.5, 0.7], dtype=torch.float64)[: len(gains)]
+    own = torch.tensor(gains, dtype=torch.float64)
+    estimates = {"block": block, "rejection": block - 0.1, "replay": block - 0.2, LIKELIEST: block + own}
+    choice = RULE.choose_rule(Needs(dists=True), None, estimates)
+    assert choice.rule.name == rule and re.search(words, choice.why)
 
 
 def test_accepted_tokens_of_a_draft_are_estimated_for_every_rule_that_takes_it() -> None:

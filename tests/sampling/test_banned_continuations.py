@@ -61,9 +61,13 @@ def test_large_ids_do_not_run_into_each_other() -> None:
     assert BannedContinuations(3, [], [large, 1, 5, large - 1, large, 0]).find([0], [-1], [0]) == [[]]
 
 
+@pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_forbidding_hides_no_broken_logits(dtype: torch.dtype) -> None:
-    logits = torch.tensor([[1.0, 2.0, math.nan], [math.inf, 2.0, 3.0]], dtype=dtype)
+def test_forbidding_hides_no_broken_logits(dtype: torch.dtype, padding: int) -> None:
+    padded = torch.zeros(3, 3 + padding, dtype=dtype)
+    logits = padded[1:, :3]  # models with a padded vocabulary have such rows
+    logits.copy_(torch.tensor([[1.0, 2.0, math.nan], [math.inf, 2.0, 3.0]]))
     forbid(logits, [0, 1], [[2, 2, 7], [1]], torch.tensor([0, 9]))
+    assert not padded[0].any() and not padded[:, 3:].any()
     want = torch.tensor([[-math.inf, 2.0, math.nan], [math.nan, -math.inf, 3.0]], dtype=dtype)
     assert torch.equal(logits.nan_to_num(nan=99.0), want.nan_to_num(nan=99.0))

@@ -132,3 +132,9 @@ def test_wrong_values_are_refused(changes: dict[str, Any], words: str) -> None:
 def test_ids_are_checked_against_the_vocabulary() -> None:
     with pytest.raises(ValueError, match="bad_words: got 6; expected ids below 6"):
         SamplingParams(bad_words=[(1, 6)]).check(VOCAB)
+
+
+def test_iterators_are_read_once() -> None:
+    processors = [forbids_the_sum]
+    params = SamplingParams(logits_processors=iter(processors), bad_words=iter(["a"]), stop=iter(["b"]))  # type: ignore[arg-type]
+    assert (params.logits_processors, params.bad_words, params.stop) == ((forbids_the_sum,), ("a",), ("b",))

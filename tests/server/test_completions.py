@@ -105,6 +105,36 @@ def test_echo_with_logprobs_scores_the_prompt(client: OpenAI, stream: bool) -> N
     assert other[: len(handle.prompt)] == found["token_logprobs"][: len(handle.prompt)]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_token_follows_an_echoed_prompt_with_max_tokens_0(client: OpenAI, stream: bool) -> None:
+    """The scores are those of a request with tokens. Grammars and stop strings have no text to change."""
+    options: dict[str, Any] = {"prompt": ["a", "the in"], "echo": True, "logprobs": 2, "n": 2}
+    want = client.completions.create(model="toy", seed=5, max_tokens=3, **options)
+    extra = {"stop": ["the"], "response_format": {"type": "json_object"}}
+    made: Any = client.completions.create(model="toy", max_tokens=0, stream=stream, extra_body=extra, **options)
+    parts = list(made) if stream else [made]
+    choices = sorted((choice for part in parts for choice in part.choices), key=lambda choice: choice.index)
+    assert [choice.text for choice in choices] == ["a", "a", "the in", "the in"]
+    assert [choice.finish_reason for choice in choices] == ["length"] * 4
+    for choice, with_text in zip(choices, want.choices, strict=True):
+        count = len(TOKENIZER.encode(options["prompt"][choice.index // 2], add_special_tokens=True))
+        longer = with_text.logprobs.model_dump() if with_text.logprobs else {}
+        assert choice.logprobs.model_dump() == {name: values[:count] for name, values in longer.items()}
+        assert choice.logprobs.token_logprobs[0] is None and len(choice.logprobs.tokens) == count > 1
+    if not stream:
+        assert (made.usage.completion_tokens, made.usage.total_tokens) == (0, made.usage.prompt_tokens)
+
+
+def test_max_tokens_0_without_scores(client: OpenAI, served: Running) -> None:
+    made = client.completions.create(model="toy", prompt="the in", max_tokens=0, echo=True)
+    assert made.choices[0].text == "the in" and made.choices[0].logprobs is None
+    body = {"prompt": "one", "max_tokens": 0, "prompt_logprobs": 1}
+    (choice,) = served.post("completions", body).json()["choices"]
+    assert choice["text"] == "" and len(choice["prompt_logprobs"]) == len(
+        TOKENIZER.encode("one", add_special_tokens=True)
+    )
+
+
 def test_prompt_logprobs_have_the_form_of_vllm(served: Running) -> None:
     params = SamplingParams(seed=5, max_new_tokens=2, prompt_logprobs=3)
     (handle,) = make_engine(drafter=None).generate(["one"], params)

@@ -13,6 +13,7 @@ from oracles.tiny_architectures import WINDOW, model_types, tiny_architecture
 from specdec_fast.core.draft import Draft
 from specdec_fast.targets import attention
 from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_fast.targets.load_checks import SAMPLE_TOKENS
 from specdec_fast.targets.model_support import UnsupportedModelError
 
 # configurations that cannot be shrunk by field names alone, one that needs a package, and one of 190 M parameters
@@ -195,6 +196,12 @@ def test_attention_that_computes_something_else_is_refused(
     monkeypatch.setattr(attention, "tree_attention", lambda *given, **named: real(*given, **{**named, **wrong}))
     with pytest.raises(UnsupportedModelError, match="differ from the model's own by"):
         HuggingFaceTarget(models.own("llama", dtype), max_rows=1, max_length=64)
+
+
+def test_one_wrong_token_is_seen_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of all tokens but one of the sample changes its last token alone."""
+    wrong = {"window": SAMPLE_TOKENS - 1}
+    test_attention_that_computes_something_else_is_refused(wrong, torch.float32, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -83,6 +83,16 @@ def test_a_scale_without_a_name_is_measured() -> None:
     assert found is not None and found.cap is None and found.scale == pytest.approx(3.21, rel=1e-5)
 
 
+def test_a_scale_comes_before_a_cap() -> None:
+    model, hidden = models.own("gemma2"), torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
+    model.config.final_logit_softcapping = 2.0
+    with torch.no_grad():
+        logits = 2.0 * torch.tanh(0.25 * model.lm_head(hidden) / 2.0)
+        found = find_output_scaling(model, hidden, logits)
+        assert found is not None and found.cap == 2.0 and found.scale == pytest.approx(0.25, rel=1e-4)
+        torch.testing.assert_close(found(model.lm_head(hidden)), logits, rtol=1e-4, atol=1e-4)
+
+
 def test_a_cap_of_attention_is_not_one_of_logits() -> None:
     model = models.own("gemma2")
     assert model.config.attn_logit_softcapping == 50.0

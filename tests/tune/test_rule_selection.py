@@ -53,7 +53,19 @@ def test_the_rule_with_the_larger_expectation_is_picked(
     likeliest = DeterministicChain(lambda text: int(table[reader.state_after(text)].argmax()), 3)
     measured = {"block": accepted(drafter, "block"), "replay": accepted(likeliest, "replay")}
     assert max(measured, key=lambda name: measured[name]) == rule
-    assert estimates["block"] == pytest.approx(measured["block"], abs=0.3)
+    assert float(estimates["block"].mean()) == pytest.approx(measured["block"], abs=0.3)
+
+
+def test_a_difference_that_the_sample_cannot_show_keeps_the_rule_of_the_theorem() -> None:
+    """Both ways accept about as much here, and single samples favour either."""
+    favoured = set()
+    for seed in range(4):
+        requests = [([1, at % 4, seed % 4, (seed + at) % 4], SamplingParams(max_new_tokens=8)) for at in range(2)]
+        drafter = sampled_drafter(2.0, 1.0)
+        estimates = sample_ways(target(2.0), drafter, requests)
+        favoured.add(bool(estimates[LIKELIEST].mean() > estimates["block"].mean()))
+        assert RULE.choose_rule(drafter.needs, 1.0, estimates).rule.name == "block"
+    assert favoured == {True, False}, "the case tests nothing"
 
 
 def test_trees_are_estimated_by_their_rules() -> None:
@@ -62,7 +74,7 @@ def test_trees_are_estimated_by_their_rules() -> None:
     estimates = sample_ways(target(1.0), drafter, REQUESTS)
     assert (
         set(estimates) == {"traversal", "recursive_rejection", LIKELIEST}
-        and estimates["traversal"] >= estimates["recursive_rejection"] > 0.5
+        and estimates["traversal"].mean() >= estimates["recursive_rejection"].mean() > 0.5
     )
 
 

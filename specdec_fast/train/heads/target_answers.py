@@ -63,7 +63,7 @@ def generate_answers(
     folder.mkdir(parents=True, exist_ok=True)
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     try:
-        engine = load(model, tokenizer=tokenizer)
+        engine = load(model, drafter="none", tokenizer=tokenizer)
         ends = engine.end_of_turn_ids if chat else ()
         started = time.monotonic()
         for done, at in enumerate(own, 1):

@@ -54,9 +54,9 @@ class TimeLeft:
         if not self._step_seconds:
             return float("nan")
         left = self.steps - step
-        measurements = self.final_measurements + sum(
-            1 for at in range(step + 1, self.steps + 1) if at % self.measure_every == 0 or at == self.steps
-        )
+        measurements = self.final_measurements + self.steps // self.measure_every - step // self.measure_every
+        if left and self.steps % self.measure_every:
+            measurements += 1  # after the last step
         checkpoints = left * self._checkpoints / self._seen + (self._checkpoints > 0)  # the head is written too
         return (
             left * fmean(self._step_seconds)
