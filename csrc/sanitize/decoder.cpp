@@ -99,7 +99,9 @@ void decoder_case(uint64_t seed) {
   d.eps = 1e-5;
   d.scale = 0.3;
   d.head_by_input = seed % 3 == 0;
-  d.by_input = true;
+  d.type = seed % 3 == 1 ? Scalar::BFloat16 : Scalar::Float32;
+  d.by_input = seed / 3 % 3 != 1;
+  const bool is_float = d.type == Scalar::Float32;
 
   const int64_t rows = between(random, 1, 3);
   std::vector<int32_t> offsets{0}, lengths, table;
@@ -140,29 +142,29 @@ void decoder_case(uint64_t seed) {
   n.offsets = offsets.data();
 
   std::vector<Block> blocks;
-  const auto floats = [&](int64_t count) {
-    blocks.emplace_back(Scalar::Float32, count, random);
-    return static_cast<float*>(blocks.back().data());
+  const auto values = [&](int64_t count) {
+    blocks.emplace_back(d.type, count, random);
+    return blocks.back().data();
   };
-  d.embedding = floats(d.vocab * d.hidden);
-  d.norm = floats(d.hidden);
-  d.head = floats(d.vocab * d.hidden);
+  d.embedding = values(d.vocab * d.hidden);
+  d.norm = values(d.hidden);
+  d.head = values(d.vocab * d.hidden);
   // half of the decoders are Llamas; the others have some of what DecoderLayer allows beyond
-  const auto sometimes = [&](int64_t count) { return seed / 2 % 2 == 0 || between(random, 0, 1) == 0 ? nullptr : floats(count); };
+  const auto sometimes = [&](int64_t count) { return seed / 2 % 2 == 0 || between(random, 0, 1) == 0 ? nullptr : values(count); };
   const bool more = seed / 2 % 2 != 0;
   d.activation = more ? one_of<Activation>(random, {Activation::Silu, Activation::GeluTanh}) : Activation::Silu;
   d.softcap = more ? one_of<double>(random, {0.0, 2.0}) : 0.0;
   d.logits_softcap = more ? one_of<double>(random, {0.0, 5.0}) : 0.0;
   d.embedding_scale = more ? 4.0 : 1.0;
   d.norm_offset = more ? one_of<double>(random, {0.0, 1.0}) : 0.0;
-  const float* const rotary[] = {floats(d.positions * d.width), floats(d.positions * d.width)};
+  const void* const rotary[] = {values(d.positions * d.width), values(d.positions * d.width)};
   std::vector<DecoderLayer> layers;
   for (int64_t l = 0; l < d.layers; ++l) {
     const int64_t cache = d.pages * d.page_size * d.kv_heads * d.width, attended = d.heads * d.width;
     const int64_t shared = d.hidden * d.kv_heads * d.width, inner = d.hidden * d.inner;
     const int64_t keys = d.kv_heads * d.width;
-    DecoderLayer layer{floats(d.hidden), floats(d.hidden * attended), floats(shared), floats(shared), floats(attended * d.hidden), floats(d.hidden),
-                       floats(inner), floats(inner), floats(inner)};
+    DecoderLayer layer{values(d.hidden), values(d.hidden * attended), values(shared), values(shared), values(attended * d.hidden), values(d.hidden),
+                       values(inner), values(inner), values(inner)};
     layer.query_bias = sometimes(attended);
     layer.key_bias = sometimes(keys);
     layer.value_bias = sometimes(keys);
@@ -174,22 +176,33 @@ void decoder_case(uint64_t seed) {
     layer.post_norm = sometimes(d.hidden);
     layer.mlp_post_norm = sometimes(d.hidden);
     layer.rotary = rotary[more ? l % 2 : 0];
-    layer.keys = floats(cache);
-    layer.values = floats(cache);
+    layer.keys = values(cache);
+    layer.values = values(cache);
     layer.window = more ? one_of<int64_t>(random, {0, 9}) : 0;
     layers.push_back(layer);
   }
   d.layer = layers.data();
 
   const int64_t rows_out = n.num_wanted < 0 ? n.nodes : n.num_wanted;
-  std::vector<float> first;
-  for (Isa isa : {Isa::Portable, Isa::Avx2, Isa::Avx512}) {
-    const Block out(Scalar::Float32, rows_out * d.vocab);
-    expect(fused_forward(d, n, static_cast<float*>(out.data()), isa).text == nullptr, "fused_forward", seed);
-    const float* logits = static_cast<const float*>(out.data());
-    if (isa == Isa::Portable) first.assign(logits, logits + rows_out * d.vocab);
+  const size_t logits_bytes = static_cast<size_t>(rows_out * d.vocab) * (is_float ? sizeof(float) : sizeof(BFloat16));
+  std::vector<double> first;
+  for (Isa isa : {Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx}) {
+    const Block out(d.type, rows_out * d.vocab), beside(d.type, rows_out * d.vocab), hidden(d.type, 3 * n.nodes * d.hidden);
+    expect(fused_forward(d, n, out.data(), isa).text == nullptr, "fused_forward", seed);
+    for (int64_t i = 0; i < rows_out * d.vocab && isa == Isa::Portable; ++i) first.push_back(out.get(i));
     // A norm over one number is its sign, and weights are not scaled, so rounding errors may grow.
-    for (size_t i = 0; i < first.size(); ++i) expect(d.hidden == 1 || std::abs(first[i] - logits[i]) <= 2e-3 * (1 + std::abs(first[i])), "decoder logits", seed);
+    for (size_t i = 0; i < first.size() && is_float && d.hidden > 1; ++i) {
+      expect(std::abs(first[i] - out.get(static_cast<int64_t>(i))) <= 2e-3 * (1 + std::abs(first[i])), "decoder logits", seed);
+    }
+
+    // With hidden states: the same bits.
+    const int64_t states[] = {d.layers + 1, 0, d.layers};
+    DecoderNodes stated = n;
+    stated.states = states;
+    stated.num_states = static_cast<int64_t>(seed % 4);
+    stated.hidden = hidden.data();
+    expect(fused_forward(d, stated, beside.data(), isa).text == nullptr, "fused_forward with states", seed);
+    expect(rows_out == 0 || std::memcmp(out.data(), beside.data(), logits_bytes) == 0, "logits beside states", seed);
 
     // The last row alone: the same bits.
     DecoderNodes alone = n;
@@ -204,23 +217,25 @@ void decoder_case(uint64_t seed) {
     alone.page_table += (rows - 1) * n.pages_per_row;
     alone.lengths += rows - 1;
     alone.offsets = own.data();
-    const Block one(Scalar::Float32, alone.nodes * d.vocab);
-    expect(fused_forward(d, alone, static_cast<float*>(one.data()), isa).text == nullptr, "fused_forward of a row", seed);
+    const Block one(d.type, alone.nodes * d.vocab);
+    expect(fused_forward(d, alone, one.data(), isa).text == nullptr, "fused_forward of a row", seed);
     for (int64_t i = 0; i < rows_out; ++i) {
       const int64_t node = n.num_wanted < 0 ? i : n.wanted[i];
       if (node < begin) continue;
-      const size_t bytes = static_cast<size_t>(d.vocab) * sizeof(float);
-      expect(std::memcmp(logits + i * d.vocab, static_cast<const float*>(one.data()) + (node - begin) * d.vocab, bytes) == 0, "a row of a decoder alone", seed);
+      const size_t bytes = logits_bytes / static_cast<size_t>(rows_out);
+      const char *together = static_cast<const char*>(out.data()) + i * bytes, *by_itself = static_cast<const char*>(one.data()) + (node - begin) * bytes;
+      expect(std::memcmp(together, by_itself, bytes) == 0, "a row of a decoder alone", seed);
     }
   }
 
-  chain_case(seed, random, d, n, lengths);
+  if (is_float) chain_case(seed, random, d, n, lengths);
 
   // Arguments that must be rejected before any memory access.
-  const auto expect_rejected = [&](std::vector<int64_t>& values, int64_t wrong) {
-    const int64_t before = std::exchange(values.back(), wrong);
-    expect(fused_forward(d, n, first.data()).text != nullptr, "the rejection of a decoder's arguments", seed);
-    values.back() = before;
+  const Block unwritten(d.type, rows_out * d.vocab);
+  const auto expect_rejected = [&](std::vector<int64_t>& numbers, int64_t wrong) {
+    const int64_t before = std::exchange(numbers.back(), wrong);
+    expect(fused_forward(d, n, unwritten.data()).text != nullptr, "the rejection of a decoder's arguments", seed);
+    numbers.back() = before;
   };
   expect_rejected(tokens, d.vocab);
   expect_rejected(tokens, -1);
