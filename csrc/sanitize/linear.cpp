@@ -12,9 +12,10 @@ namespace specdec::sanitize {
 void linear_case(uint64_t seed) {
   Random random(seed);
   BatchInvariantLinear call;
-  const bool many = seed % 50 == 5;  // rows of an int8 weight, which the tiles of AMX pack
-  call.rows = many ? between(random, 97, 112) : between(random, 1, 15);
-  call.inputs = many ? between(random, 513, 530) : between(random, 1, 80);
+  const bool many = seed % 50 == 5;        // rows of an int8 weight, which the tiles of AMX pack
+  const bool packed = seed % 50 % 20 == 8;  // rows for which weights stored by input are packed
+  call.rows = many ? between(random, 97, 112) : packed ? between(random, 16, 50) : between(random, 1, 15);
+  call.inputs = many ? between(random, 513, 530) : packed ? between(random, 120, 140) : between(random, 1, 80);
   call.outputs = one_of<int64_t>(random, {1, 5, 16, 64, 65, 200, 300});
   call.by_input = seed % 2 == 0;
   const int64_t across = call.by_input ? call.outputs : call.inputs, along = call.by_input ? call.inputs : call.outputs;

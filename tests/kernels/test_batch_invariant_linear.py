@@ -81,6 +81,30 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, by_input: bool
 
 
 @pytest.mark.skipif(not served("cpu"), reason="CPU extension not built")
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    rows=st.sampled_from([12, 16, 23, 24, 25, 31, 64, 190]),
+    inputs=st.sampled_from([1, 127, 128, 129, 300]),
+    outputs=st.sampled_from([15, 16, 17, 64, 65, 150]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    with_bias=st.booleans(),
+    isa=st.sampled_from(sorted(ISAS)),
+)
+def test_packed_weights_of_many_rows_give_the_bits_of_one_row(
+    rows: int, inputs: int, outputs: int, dtype: torch.dtype, with_bias: bool, isa: str
+) -> None:
+    """Every leftover of tiles and of partial sums; what surrounds the weight in memory is NaN."""
+    x, weight, bias = made(rows, inputs, outputs, dtype, True)
+    table = torch.full((inputs, outputs + 5), torch.nan, dtype=dtype)
+    table[:, 2 : 2 + outputs] = weight.t()
+    place, added = table[:, 2 : 2 + outputs].t(), bias if with_bias else None
+    got = torch.ops.specdec.batch_invariant_linear(x, place, added, ISAS[isa])
+    for row in {0, 5, 6, rows // 2, rows - 1}:
+        alone = torch.ops.specdec.batch_invariant_linear(x[row : row + 1], place, added, ISAS[isa])
+        assert torch.equal(alone, got[row : row + 1]), row
+
+
+@pytest.mark.skipif(not served("cpu"), reason="CPU extension not built")
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("by_input", [True, False], ids=["by input", "by output"])
 def test_instruction_sets_are_as_exact_as_torch(isa: str, by_input: bool) -> None:
