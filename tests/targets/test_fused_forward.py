@@ -94,6 +94,20 @@ def test_a_target_with_fused_forward_gives_the_text_of_generate(family: str) -> 
     assert greedy(target, get_drafter("draft_model")(small, num_draft_tokens=4)) == want
 
 
+@pytest.mark.parametrize(("name", "more"), [("eagle", {"depth": 0}), ("medusa", {})])
+def test_a_bundled_head_drafts_over_fused_passes_with_the_bits_of_plain_decoding(name: str, more: Any) -> None:
+    """Log-probabilities of chains are equal too: passes with hidden states and without add in the same order."""
+    wanted = SamplingParams(temperature=0, max_new_tokens=24, logprobs=1)
+    prompts, found, chain = ["def main(", "In the beginning"], [], {"shape": (-1, 0, 1, 2), **more}
+    for drafter, options in (("none", None), (name, chain)):
+        engine: Any = load("demo-target", drafter=drafter, drafter_options=options, max_length=96, max_rows=2)
+        assert engine.target.why_not_fused is None
+        found.append(engine.generate(prompts, wanted))
+    for plain, drafted in zip(*found, strict=True):
+        assert drafted.tokens == plain.tokens and drafted.logprobs == plain.logprobs
+    assert engine.stats.tau > 1.2
+
+
 def test_weights_are_shared_and_may_change_in_place() -> None:
     target = models.target("llama", fused_forward=True)
     model: Any = target.model

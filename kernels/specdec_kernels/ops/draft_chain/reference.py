@@ -132,7 +132,9 @@ def draft_chain(
             page_table, grown, rows[at], starts, None, fed.shape[0], page, advance=True
         )
         last = starts[1:].long() - 1
-        logits = fused_forward(decoder, fed, places, last, slots, table, held, starts)[:, :vocab_size]
+        logits = fused_forward(decoder, fed, places, last, slots, table, held, starts)
+        assert isinstance(logits, Tensor)
+        logits = logits[:, :vocab_size]
         inv_t, lse, cut, tie, mass = distribution_stats(
             logits, temperature[at], top_k[at], top_p[at], min_p[at], masses=True
         )
