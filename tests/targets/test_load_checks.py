@@ -129,7 +129,7 @@ def test_other_masks_are_refused(rule: dict[str, Any], monkeypatch: pytest.Monke
 
 
 def test_a_mask_that_cannot_be_tested_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = torch.ones(30, dtype=torch.bool)  # no longer text has a mask
+    table = torch.ones(200, dtype=torch.bool)  # longer texts have no mask
     model = with_masks(monkeypatch, and_mask_function=lambda _, __, query, key: table[key])
     with pytest.raises(UnsupportedModelError, match=r"mask cannot be tested \(\w*Error: .*index") as error:
         HuggingFaceTarget(model, max_rows=1, max_length=512)
