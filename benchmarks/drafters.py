@@ -228,7 +228,7 @@ def engine_of(
     """Returns an engine of one row with the drafter of a method, if one has that name; `folder` is for a datastore."""
     method = METHODS.get(name)
     settings: dict[str, Any] = {"drafter": "none"}
-    if method is not None:
+    if method:
         options: dict[str, Any] = dict(method.options)
         if method.own_head:
             options["head"] = str(method.head(heads))
@@ -289,7 +289,6 @@ def measure(
             if method is not None and method.memory == "warm":
                 for at, text in enumerate(workload(tokenizer, 2 * prompts)[prompts:]):
                     engine.generate([text], replace(params[0], seed=1000 + at, forced_tokens=()))
-
             turns, outputs[name] = count(), []
             apart = method is not None and method.memory == "shared"
 

@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
-from time import perf_counter, process_time
 from typing import Any
 
 import torch
 
+from benchmarks.harness.arguments import CLOCKS, add_clock, add_models, clock_name
 from benchmarks.harness.interleave import environment
 from benchmarks.harness.progress_line import Progress
-from benchmarks.harness.result_files import write_whole
+from benchmarks.harness.result_files import read_rows, write_whole
 from benchmarks.harness.select_rows import RESULTS, named
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import load_model, load_tokenizer
@@ -202,7 +201,7 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", required=True, metavar="NAME=PLACE", help="may be repeated")
+    add_models(parser)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0])
@@ -210,25 +209,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="titles of sides, or parts of titles, separated by |")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument(
-        "--processor-time", action="store_true", help="processor time, for a machine with other work; 1 thread only"
-    )
+    add_clock(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / TABLE)
     asked = parser.parse_args()
-    if asked.processor_time and asked.threads != [1]:
-        parser.error(f"--processor-time: got --threads {asked.threads}; expected --threads 1")
+    clock = clock_name(parser, asked, asked.threads)
     names = named(asked.only, [PEER, *SIDES])
-    facts = {**environment(), "clock": "processor" if asked.processor_time else "wall"}
-    clock = process_time if asked.processor_time else perf_counter
-    rows: list[dict[str, Any]] = json.loads(asked.out.read_text())["rows"] if asked.out.exists() else []
-    for each in asked.model:
-        model, _, place = each.partition("=")
-        if not place:
-            parser.error(f"--model: got {each!r}; expected NAME=PLACE, such as SmolLM2=HuggingFaceTB/SmolLM2-135M")
+    facts = {**environment(), "clock": clock}
+    rows = read_rows(asked.out)
+    for model, place in asked.model:
         for dtype, threads, temperature in product(asked.dtype, asked.threads, asked.temperature):
             setting = Setting(dtype, threads, temperature, asked.new_tokens)
             own = {"model": model, "dtype": dtype, "threads": threads, "temperature": temperature}
-            for row in measure(place, setting, names, asked.tasks, asked.rounds, clock):
+            for row in measure(place, setting, names, asked.tasks, asked.rounds, CLOCKS[clock]):
                 rows = merged(rows, {**own, **row, "new_tokens": asked.new_tokens, "environment": facts})
                 write_whole(asked.out, {"rows": rows})
                 print(as_markdown(rows[-1:]).splitlines()[-1], flush=True)

@@ -19,7 +19,10 @@ from specdec_kernels.dispatch import extension
 from specdec_kernels.testing.samples_attention import Sizes
 from specdec_kernels.testing.samples_verify import grow
 
-pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built"),
+]
 
 
 def best_of(call: Callable[[], Any], rounds: int = 40) -> float:
@@ -62,7 +65,6 @@ def test_tree_expand(benchmark: Any, vocab: int, noisy: bool, backend: str) -> N
 @pytest.mark.parametrize("vocab", [1024, 32_000, 151_936])
 @pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noise"])
 def test_one_level_of_eight_nodes(vocab: int, noisy: bool) -> None:
-    torch.set_num_threads(1)
     logits, given = level_of_eight(vocab, noisy)
     kernel = best_of(lambda: tree_expand(logits, **given))
     with use_backend("reference"):
@@ -76,7 +78,6 @@ def test_one_level_of_eight_nodes(vocab: int, noisy: bool) -> None:
 @pytest.mark.parametrize("vocab", [1024, 32_000])
 def test_one_level_of_trees_that_keep_the_best(vocab: int) -> None:
     """The level below the roots of eight trees: children, the best of them, packed trees and their plan."""
-    torch.set_num_threads(1)
     call = grow(Sizes(rows=8, vocab=vocab))
     kernel = best_of(lambda: tree_grow(*call.arguments, **call.options))
     with use_backend("reference"):
@@ -89,7 +90,6 @@ def test_one_level_of_trees_that_keep_the_best(vocab: int) -> None:
 @pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noise"])
 def test_a_whole_tree_of_64_nodes(benchmark: Any, vocab: int, noisy: bool) -> None:
     """Six levels of up to eight nodes, eight children of each looked at, the 64 best kept: growth without staging."""
-    torch.set_num_threads(1)
     levels, keep = 6, 64
     growth = Growth.room(torch.tensor([keep], dtype=torch.int32), keep, levels)
     growth.tokens[:, 0] = 1

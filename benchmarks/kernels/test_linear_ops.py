@@ -9,13 +9,14 @@ import torch
 
 from specdec_kernels import batch_invariant_linear, batch_invariant_linear_int8, quantize_int8
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 5, 32])
 @pytest.mark.parametrize("shape", [(256, 256), (448, 256), (1024, 1024), (65536, 640)], ids=str)
 @pytest.mark.parametrize("side", ["own", "torch", "torch, stored by output"])
 def test_batch_invariant_linear(benchmark, side: str, shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
-    torch.set_num_threads(1)
     outputs, inputs = shape
     count = max(1, 2**23 // (outputs * inputs))  # beyond the caches
     weights = [torch.randn(outputs, inputs).to(dtype) for _ in range(count)]
@@ -35,7 +36,6 @@ def test_batch_invariant_linear(benchmark, side: str, shape: tuple[int, int], ro
 @pytest.mark.parametrize("shape", [(1024, 1024), (65536, 640)], ids=str)
 def test_batch_invariant_linear_int8(benchmark, shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
     """int8 weights; `dtype` is that of the activations."""
-    torch.set_num_threads(1)
     outputs, inputs = shape
     weights = [quantize_int8(torch.randn(outputs, inputs)) for _ in range(max(1, 2**23 // (outputs * inputs)))]
     x = torch.randn(rows, inputs).to(dtype)

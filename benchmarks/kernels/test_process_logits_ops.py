@@ -86,15 +86,11 @@ def in_turns(one: Callable[[], Any], other: Callable[[], Any], rounds: int = 12)
     return best[0], best[1]
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", ["penalties", "additions", "masks", "all"])
 def test_price_of_edits(kind: str, record_property: Callable[[str, object], None]) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        logits, processors = call(kind)
-        ours, read = in_turns(lambda: process_logits(logits, **processors), logits.sum)
-    finally:
-        torch.set_num_threads(before)
+    logits, processors = call(kind)
+    ours, read = in_turns(lambda: process_logits(logits, **processors), logits.sum)
     record_property("microseconds", ours * 1e6)
     print(f"\n{kind}: {ours * 1e6:.0f} us, {ours / read:.2f} of a plain read of [{ROWS * NODES}, {VOCAB}] float32")
     assert ours < {"penalties": 2.0, "additions": 0.5}.get(kind, 12.0) * read

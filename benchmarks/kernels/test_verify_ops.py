@@ -38,7 +38,10 @@ from specdec_kernels import (
 )
 from specdec_kernels.dispatch import extension
 
-pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built"),
+]
 
 VOCAB, SMALL = 151_936, 1024
 MEMORY = 192 << 20  # bytes of target logits that sides go round through, six times 32 MiB of cache
@@ -51,14 +54,6 @@ PARAMETERS = [
     {"m": 0.05},
     {"k": 50, "p": 0.95},
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def int32(values: list[int]) -> Tensor:

@@ -25,20 +25,15 @@ from specdec_kernels import (
 )
 from specdec_kernels.dispatch import extension
 
-pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built"),
+]
 
 VOCAB = 151_936
 OPERATORS = [recursive_rejection_verify, traversal_verify]
 # values of ProposalKind
 KINDS = {"deterministic": [0, 0, 0], "independent": [1, 1, 1], "without_replacement": [1, 2, 2], "hybrid": [3, 0, 0]}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def dist(logits: Tensor) -> tuple[Tensor, ...]:

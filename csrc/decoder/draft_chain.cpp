@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "distribution/rows.h"
 #include "kv_cache/slots.h"
 #include "sampling/sample.h"
 
@@ -62,7 +63,7 @@ class Chain {
     tokens_.clear();
     offsets_.assign(1, 0);
     for (int64_t b : places_) {
-      tokens_.push_back(drafted_[b * depth_ + level - 1]);
+      tokens_.push_back(std::max<int64_t>(drafted_[b * depth_ + level - 1], 0));
       offsets_.push_back(static_cast<int32_t>(tokens_.size()));
     }
   }
@@ -116,11 +117,11 @@ class Chain {
     } else {
       replay_sample(dists, seeds_.data(), positions_of_.data(), nullptr, selected_.data());
     }
-    for (int64_t i = 0; i < batch; ++i) drafted_[places_[i] * depth_ + level] = selected_[i];
+    for (int64_t i = 0; i < batch; ++i) drafted_[places_[i] * depth_ + level] = dists.broken(i) ? -1 : selected_[i];
   }
 
-  // The distributions of the last pass. Rows that keep every token need no pass for their statistics, unless these are
-  // returned.
+  // The distributions of the last pass. Rows that keep every token need their largest logit alone, unless the statistics
+  // are returned.
   TokenDistributions distributions(int64_t batch) {
     temperature_.resize(batch);
     top_k_.resize(batch);
@@ -141,7 +142,12 @@ class Chain {
     float* mass = dists_.mass == nullptr ? nullptr : dists_.mass + used_ * block_count(p_.vocab);
     int32_t* tie_id = dists_.tie_id + used_;
     if (unfiltered) {
-      for (int64_t i = 0; i < batch; ++i) inv_t[i] = lse[i] = 1.0F / temperature_[i];
+      for (int64_t i = 0; i < batch; ++i) {
+        inv_t[i] = 1.0F / temperature_[i];
+        const Peak<float> peak = rows::peak(Scalar::Float32, dists.logits.at(i, 0), p_.vocab, 0.0F);
+        const bool usable = !peak.nan && std::isfinite(peak.logit * inv_t[i]);
+        lse[i] = usable ? inv_t[i] : std::numeric_limits<float>::quiet_NaN();  // only NaN or not is read
+      }
       std::fill_n(cut, batch, -std::numeric_limits<float>::infinity());
       std::fill_n(tie_id, batch, static_cast<int32_t>(p_.vocab - 1));
     } else {

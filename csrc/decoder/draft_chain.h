@@ -32,7 +32,8 @@ struct ChainDistributions {
   int32_t* tie_id;
 };
 
-// drafted: [batch, depth], -1 after a row's drafts, of which there are at most `depth`. Lengths change only on success.
+// drafted: [batch, depth], -1 after a row's drafts, of which there are at most `depth`, and where logits have no distribution;
+// token 0 is then the next input. Lengths change only on success.
 AttentionProblem draft_chain(const Decoder& decoder, const ChainRows& rows, const ChainPicks& picks, int64_t depth, int64_t* drafted, const ChainDistributions& dists,
                              Isa isa = Isa::Best);
 

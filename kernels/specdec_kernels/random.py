@@ -28,6 +28,7 @@ DRAFT_BLOCK = 4
 """Block noise of DRAFT samples (token = block)."""
 RECOVER_BLOCK = 5
 """Block noise of RECOVER samples (token = block)."""
+_BLOCK_STREAM = {DRAFT: DRAFT_BLOCK, RECOVER: RECOVER_BLOCK}
 
 BLOCK = 1024
 """Token ids per block of two-level Gumbel-max."""
@@ -214,7 +215,7 @@ def sample_from_weights(
         seeds: Request seeds, int64 [R]. Unused with `gumbel_noise`, like the next two.
         positions: Absolute positions of the roots, int32 [R].
         index: Number of each draw within its step, int32 [R].
-        stream: DRAFT or RECOVER. The number of its block stream is larger by two.
+        stream: DRAFT or RECOVER.
         gumbel_noise: Gumbel noise (blocks [R, ceil(V / BLOCK)], tokens [R, V]), float32, in place of keyed noise.
 
     Returns:
@@ -229,7 +230,7 @@ def sample_from_weights(
     mass = padded.sum(-1, dtype=torch.float64).to(weights.dtype)
     if gumbel_noise is None:
         assert seeds is not None and positions is not None and index is not None
-        block_noise = gumbel(span_words(seeds, positions, index, stream + 2, count))
+        block_noise = gumbel(span_words(seeds, positions, index, _BLOCK_STREAM[stream], count))
     else:
         block_noise = gumbel_noise[0]
     block = (mass.log() + block_noise).argmax(-1)

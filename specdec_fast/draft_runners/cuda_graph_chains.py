@@ -49,6 +49,7 @@ class CudaGraphChains:
         at = (stored[packing.row_of] + packing.place).clamp(0, batch.tokens.shape[1] - 1)
         fed = batch.tokens[index[packing.row_of], at.long()]
         picked: list[Tensor] = []
+        largest: list[Tensor] = []  # largest logits: not finite for NaN, +inf and all -inf
         for level in range(batch.num_draft_tokens):
             if level:
                 packing = pack_nodes((batch.drafts > level).to(torch.int32), 1)
@@ -56,9 +57,12 @@ class CudaGraphChains:
             known = packing.inside & (fed < self.model.vocab_size)
             scored = self.model.extend(batch.rows, torch.where(known, fed, 0), packing.offsets, logits=packing.last)
             logits = self.runner.mask_logits(scored.logits)
+            largest.append(logits.amax(1))
             positions = batch.lengths + level
             picked.append(logits.argmax(1) if self.greedy else batch.sampling.sample_replay(logits, positions))
-        return CudaGraphTrees(torch.stack(picked, 1), None, batch.drafts, len(picked))
+        # a chain ends before a token without a distribution; a row without any draft is counted as a fault
+        sound = torch.isfinite(torch.stack(largest, 1)).to(torch.int32).cumprod(1).sum(1, dtype=torch.int32)
+        return CudaGraphTrees(torch.stack(picked, 1), None, torch.minimum(batch.drafts, sound), len(picked))
 
     def observe(self, batch: CudaGraphRows, acceptance: Acceptance, output: TargetOutput) -> None:
         """Drops rejected tokens from the draft model's cache."""

@@ -19,11 +19,6 @@ from specdec_fast.core.confidence import Interval, difference_interval
 MIN_TOKENS, MAX_TOKENS = 16, 256
 
 
-def layer_acceptance(model: Any, target: Any, tokens: Sequence[int]) -> dict[tuple[int, ...], float]:
-    """Measures the acceptance rates of `layer_acceptances`, the means over all places of the text."""
-    return mean_rates(layer_acceptances(model, target, tokens))
-
-
 @torch.no_grad()
 def layer_acceptances(model: Any, target: Any, tokens: Sequence[int]) -> dict[tuple[int, ...], list[float]]:
     """Measures the acceptance of a head for three choices of layers: as loaded, one layer earlier, one layer later.

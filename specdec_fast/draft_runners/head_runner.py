@@ -157,8 +157,6 @@ class HeadRunner:
         self._last: list[int] = []  # rows of the last pass
         self._offsets: Tensor | None = None  # first node of each of these rows in the last pass
         self._at_roots = False  # whether the last pass was that of `catch_up`
-        self._root_rows: list[int] = []  # rows of the last `catch_up`, and predicted features of their roots
-        self._root_features: Tensor | None = None
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         """Adds rows, with the hidden states of all their tokens but the roots."""
@@ -180,26 +178,6 @@ class HeadRunner:
             raise ValueError(
                 f"{self._name} head: got no hidden state {', '.join(missing)} from the target; expected all that the "
                 f"head reads: {', '.join(self.model.aux_hidden_states)}; its layers may not be those that run"
-            )
-
-    def require_finite(self, rows: Sequence[int]) -> None:
-        """Checks that the head's logits at the roots of rows are finite.
-
-        Args:
-            rows: Rows that got no draft. Those that the last `catch_up` left out are ignored.
-
-        Raises:
-            ValueError: If they are not.
-        """
-        at = [self._root_rows.index(row) for row in rows if row in self._root_rows]
-        if not at or self._root_features is None:
-            return
-        logits = self.model.logits(self._root_features[host_to_device(at, torch.int64, self.device)])
-        valid = (logits < float("inf")).all(1) & (logits > float("-inf")).any(1)  # NaN is neither
-        if not bool(valid.all()):
-            raise ValueError(
-                f"{self._name} head: got logits that are not finite, in {str(logits.dtype).removeprefix('torch.')}; "
-                "expected numbers; load the target in bfloat16 or float32 if the head overflows, or take another head"
             )
 
     def reserve(self, row: int, tokens: int, length: int) -> bool:
@@ -236,7 +214,6 @@ class HeadRunner:
         each = chain_layout(tuple(rows), (1,) * len(rows), self.device)
         self._set_last_pass(hidden[shape.last], list(rows), each.offsets)
         self._at_roots = True
-        self._root_rows, self._root_features = self._last, self._hidden
 
     def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
         """Runs one pass over whole trees, which grow at their ends; returns predicted features [M, hidden]."""

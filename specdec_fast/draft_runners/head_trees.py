@@ -10,10 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specdec_fast.core.draft import Draft
 from specdec_fast.draft_runners.cuda_graph_heads import CudaGraphHeads
 from specdec_fast.draft_runners.head_runner import HeadRunner
-from specdec_fast.interfaces import Budget, Rng, StateView
 from specdec_fast.trees.expansion import TreeDrafter
 from specdec_fast.trees.sibling_picking import DETERMINISTIC_HOWS
 from specdec_fast.trees.static_shape import Shape, read_shape
@@ -67,7 +65,7 @@ class HeadTrees(TreeDrafter):
         how = "top_k" if how == "greedy" else how
         rows = HeadRunner(model, self.name)
         super().__init__(rows, topology, depth=depth, width=width, num_draft_tokens=num_draft_tokens, how=how)
-        self.model, self._head_runner = model, rows
+        self.model = model
         is_chain = not depth and topology.is_chain and how in (*DETERMINISTIC_HOWS, "iid")
         aux_hidden_states = tuple(dict.fromkeys(model.aux_hidden_states))
         partial = self.needs.dists and rows.token_ids is not None
@@ -77,14 +75,6 @@ class HeadTrees(TreeDrafter):
             topology="chain" if is_chain else "tree",
             partial_dists=partial,
         )
-
-    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
-        """Expands trees level by level. Raises ValueError if a row has no draft because the head's logits are NaN."""
-        draft = super().propose(view, rows, budget, rng)
-        empty = [row for row, limit, count in zip(rows, budget.nodes, draft.counts) if limit > 0 and count == 1]
-        if empty:
-            self._head_runner.require_finite(empty)
-        return draft
 
     def cuda_graph_proposals(self, max_rows: int) -> CudaGraphHeads | str:
         """Returns the proposals for CUDA-graph steps of an engine with `max_rows` rows, or why there are none."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import current_stream_id, host_to_device, select_entries
 from specdec_fast.core.draft import Draft
+from specdec_fast.core.finite_logits import not_finite_message
 from specdec_fast.core.proposal_kind import DETERMINISTIC_PICKS, check_pick
 from specdec_fast.interfaces import (
     Acceptance,
@@ -29,6 +30,7 @@ from specdec_fast.interfaces import (
 )
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_fast.targets.output_scaling import check_projection
+from specdec_fast.trees.dynamic import host_reads_are_free
 from specdec_fast.trees.static_shape import Shape
 from specdec_kernels import TreePlan, tree_expand, tree_plan
 
@@ -132,7 +134,7 @@ class ParallelHeadsDrafter:
         best = self.pick_tokens(
             states, view.sampling([rows[at] for at in active]), select_entries(rng.positions, active)
         )
-        self._require_finite(best, [rows[at] for at in active])
+        self._require_finite(best, [rows[at] for at in active], states.dtype)
         best = best.clamp(min=0)
         layout = self._layout(tuple(counts), best.shape[2], view.device, current_stream_id(view.device))
         tokens = best.flatten()[layout.source]
@@ -183,15 +185,12 @@ class ParallelHeadsDrafter:
         tokens, _, _ = tree_expand(logits, inv_t, cut, tie, bounds, nothing, width=width, keep=1, **noise)
         return tokens.long().reshape(depths, count, width)
 
-    def _require_finite(self, best: Tensor, rows: Sequence[int]) -> None:
-        """Raises ValueError if a head's logits are not finite. They are read at the first proposal of a row only."""
-        if self._checked.issuperset(rows):
+    def _require_finite(self, best: Tensor, rows: Sequence[int], dtype: torch.dtype) -> None:
+        """Raises ValueError if a head's logits are not finite. A GPU is read at the first proposal of a row only."""
+        if not host_reads_are_free(best.device) and self._checked.issuperset(rows):
             return
         if bool((best[:, :, 0] < 0).any()):
-            raise ValueError(
-                f"{self.name} heads: got logits that are not finite; expected numbers; load the target in bfloat16 or "
-                "float32 if the heads overflow, or take other heads"
-            )
+            raise ValueError(not_finite_message(self.name, dtype))
         self._checked.update(rows)
 
     def _build_layout(self, counts: tuple[int, ...], width: int, device: torch.device, stream: int) -> _TreeLayout:

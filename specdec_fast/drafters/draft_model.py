@@ -20,6 +20,7 @@ from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, select_entries
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
+from specdec_fast.core.finite_logits import not_finite_message, require_finite_logits
 from specdec_fast.core.proposal_kind import check_pick
 from specdec_fast.draft_runners.cross_vocab import CrossVocab
 from specdec_fast.draft_runners.cuda_graph_chains import CudaGraphChains
@@ -32,7 +33,6 @@ from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import draft_sample
 from specdec_kernels.unknown_names import unknown_name
 
-_NO_DISTRIBUTION = "draft_model: got logits that are not finite; expected finite ones; load it in bfloat16 or float32"
 TOKENIZERS = ("same", "tli", "slem")
 
 
@@ -256,6 +256,8 @@ class DraftModelDrafter:
         picked, dist = (found, ()) if isinstance(found, Tensor) else (found[0], found[1:])
         for index, count, tokens in zip(active, own, picked.tolist()):
             drafted[index] = tokens[:count]
+            if -1 in drafted[index]:
+                raise ValueError(not_finite_message("draft_model", self.model.dtype))
         if not dist:
             return None
         used = 0
@@ -334,8 +336,8 @@ class DraftModelDrafter:
         Raises:
             ValueError: If logits are not finite, on the CPU.
         """
-        if self.pick != "sampled" and logits.is_cpu and not bool(torch.isfinite(logits.amax(1)).all()):
-            raise ValueError(_NO_DISTRIBUTION)  # of sampled tokens the distributions tell it
+        if self.pick != "sampled" and logits.is_cpu:  # sampled tokens are checked by their distributions
+            require_finite_logits("draft_model", logits)
         if self.tokenizers == "slem":
             return logits.argmax(1), None
         # the target's processors apply to q too, each row after its own chain
@@ -359,7 +361,7 @@ def _check_distributions(dists: TokenDistributions) -> TokenDistributions:
         ValueError: If one has no token, on the CPU. The engine then counts a fault for its row.
     """
     if dists.lse.is_cpu and math.isnan(sum(dists.lse.tolist())):  # elsewhere the check would wait for the device
-        raise ValueError(_NO_DISTRIBUTION)
+        raise ValueError(not_finite_message("draft_model", dists.logits.dtype))
     return dists
 
 

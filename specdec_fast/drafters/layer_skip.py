@@ -24,6 +24,7 @@ from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, select_entries
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
+from specdec_fast.core.finite_logits import require_finite_logits
 from specdec_fast.core.proposal_kind import check_pick
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling.target_distributions import chain_distributions
@@ -220,6 +221,8 @@ class LayerSkipDrafter:
             shape = chain_layout(tuple(each.row for each in own), (1,) * len(own), device)
             output = self.target.extend(shape.rows, fed, shape.offsets, logits=shape.last)
             logits = output.logits[:, : self._vocab_size]
+            if logits.is_cpu:  # elsewhere the check would wait for the device
+                require_finite_logits(self.name, logits)
             confidence = [1.0] * len(own)
             if self.stop != "fixed":
                 wide = logits.float()

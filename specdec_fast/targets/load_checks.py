@@ -228,20 +228,23 @@ def _is_same_mask(mask: Any, made: Tensor) -> bool:
 
 def _window_of(model: Any, probe: Probe, at: int, layers: Sequence[torch.nn.Module] | None, max_length: int) -> int:
     """The window of a mask, 0 for none. Raises UnsupportedModelError."""
-    length = min(max_length, _LONGEST_RULE)
+    length, failure = min(max_length, _LONGEST_RULE), None
     try:
         window = _sliding_window(probe.masks[at][1], length, model.device)
     except Exception:  # the rule reads tensors of the text, which end with it
         length = min(length, _LONG_TEXT)
         try:
             window = _sliding_window(_masks_of_long_text(model, layers, length)[at], length, model.device)
-        except Exception:
-            window = None
+        except Exception as error:
+            window, failure = None, error
     if window is None:
+        what = "its attention mask is neither causal nor a sliding window"
+        if failure is not None:
+            what = f"its attention mask cannot be tested ({type(failure).__name__}: {failure})"
         raise UnsupportedModelError(
-            f"{type(model).__name__}: its attention mask is neither causal nor a sliding window (tested for texts up "
-            f"to {length} tokens); expected one of these; choose a decoder with full or sliding-window attention"
-        )
+            f"{type(model).__name__}: {what} (for texts up to {length} tokens); expected a causal mask or a sliding "
+            "window; choose a decoder with full or sliding-window attention"
+        ) from failure
     return window
 
 

@@ -132,14 +132,14 @@ def grow(
         else:
             now, deepest = counts.tolist()
             draft = Draft.packed(row_ids, tokens, parents, tuple(now), max(deepest), plan)
-            frontier = _collect_frontier(level, frontier, staged[-1].counts if staged else (1,) * len(now), draft)
+            frontier = _collect_frontier(level, staged[-1].counts if staged else (1,) * len(now), draft)
         if any(frontier.sizes):
             staged.append(draft)
             forward.score(draft)
     return GrownTrees(tokens, parents, counts, plan, staged)
 
 
-def _collect_frontier(level: int, before: Frontier, previous: tuple[int, ...], draft: Draft) -> Frontier:
+def _collect_frontier(level: int, previous: tuple[int, ...], draft: Draft) -> Frontier:
     """The nodes that a level has added: the last ones of each tree. previous: nodes at the level before."""
     sizes = tuple([max(new - old, 0) for new, old in zip(draft.counts, previous)])
     stops = accumulate(draft.counts)

@@ -30,6 +30,7 @@ from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft, ProposalKind
+from specdec_fast.core.finite_logits import require_finite_logits
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_fast.trees.dynamic import Frontier, grow, host_reads_are_free
 from specdec_fast.trees.logits_source import Source
@@ -94,6 +95,7 @@ class TreeDrafter:
             )
         self.source, self.shape = source, shape
         self.how, self.depth, self.width, self.sharpness = how, depth, width, sharpness
+        self._root_logits: Tensor | None = None  # of the rows that draft in this step, if their check would wait
         self._growth: tuple[tuple[tuple[int, ...], torch.dtype], Growth] | None = None  # limits, dtype, memory
         self._max_nodes = shape.num_nodes if not depth else width + (depth - 1) * width * width
         self.num_draft_tokens = min(self._max_nodes, num_draft_tokens or (24 if depth else self._max_nodes))
@@ -104,7 +106,7 @@ class TreeDrafter:
         self.source.begin(view, rows, prompt_output)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
-        """Expands trees level by level, from the source's logits."""
+        """Expands trees level by level. Raises ValueError if the source's logits are not finite."""
         texts = [view.tokens(row) for row in rows]
         limits = tuple(
             limit if limit > 0 and self._reserve(row, len(text), limit) else 0
@@ -116,15 +118,20 @@ class TreeDrafter:
         self.source.catch_up([rows[index] for index in active], [texts[index] for index in active])
         roots = [text[-1] for text in texts]
         if not self.depth:
-            return self._fill_static(view, rows, roots, limits, rng)
-        if len(active) == len(rows):
-            return self._grow_dynamic(view, rows, roots, limits, rng)
-        at = host_to_device(active, torch.int64, view.device)
-        own = replace(rng, seeds=rng.seeds[at], positions=rng.positions[at])
-        ids, newest = [rows[index] for index in active], [roots[index] for index in active]
-        return self._grow_dynamic(view, ids, newest, [limits[index] for index in active], own).with_missing_rows(
-            rows, roots
-        )
+            draft = self._fill_static(view, rows, roots, limits, rng)
+        elif len(active) == len(rows):
+            draft = self._grow_dynamic(view, rows, roots, limits, rng)
+        else:
+            at = host_to_device(active, torch.int64, view.device)
+            own = replace(rng, seeds=rng.seeds[at], positions=rng.positions[at])
+            ids, newest = [rows[index] for index in active], [roots[index] for index in active]
+            grown = self._grow_dynamic(view, ids, newest, [limits[index] for index in active], own)
+            draft = grown.with_missing_rows(rows, roots)
+        logits, self._root_logits = self._root_logits, None
+        empty = [place for place, index in enumerate(active) if draft.counts[index] == 1]
+        if logits is not None and empty:
+            require_finite_logits(self.name, logits[host_to_device(empty, torch.int64, logits.device)])
+        return draft
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         """Passes the step on to the source of logits."""
@@ -165,6 +172,9 @@ class TreeDrafter:
 
         Returns:
             The nodes with their logits.
+
+        Raises:
+            ValueError: If logits are not finite, on a device that the host reads without waiting.
         """
         own = [rows[place] for place in places]
         if isinstance(ends, Tensor):
@@ -174,6 +184,10 @@ class TreeDrafter:
         else:
             scored = scored[host_to_device(ends, torch.int64, self.source.device)]
         logits, columns = self.source.logits(scored), self.source.token_ids
+        if host_reads_are_free(logits.device):
+            require_finite_logits(self.name, logits)
+        elif depth == 0:
+            self._root_logits = logits  # checked if a row has no draft
         sampling = view.sampling(own)
         if columns is not None and (
             self.how in DETERMINISTIC_HOWS or view.sampling(rows).logits_processors is not None

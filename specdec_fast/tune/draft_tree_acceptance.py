@@ -14,6 +14,7 @@ import torch
 
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.engine.engine import Engine
+from specdec_fast.engine.request import Handle
 from specdec_fast.interfaces import Target
 from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import tree_expand
@@ -130,6 +131,28 @@ def rates_of(ranks: Sequence[Sequence[int]], width: int, depth: int) -> list[lis
     return found
 
 
+def write_texts(
+    target: Target, prompts: Sequence[Sequence[int]], params: SamplingParams, eos_token_ids: Sequence[int]
+) -> list[Handle]:
+    """Lets the target write the texts to measure on.
+
+    Args:
+        target: The target, without rows.
+        prompts: Prompts as token ids.
+        params: Temperature, length and first seed. Filters and logits processors are ignored.
+        eos_token_ids: Token ids that end a text.
+
+    Returns:
+        The finished requests. Those that failed have an error.
+    """
+    first = params.with_seed().seed or 0
+    own = [
+        SamplingParams(temperature=params.temperature, seed=first + at, max_new_tokens=params.max_new_tokens)
+        for at in range(len(prompts))
+    ]
+    return Engine(target, eos_token_ids=eos_token_ids).generate(prompts, own)
+
+
 def measure(
     target: Target,
     draft: Any,
@@ -161,17 +184,10 @@ def measure(
     """
     if how not in ORDERS:
         raise ValueError(unknown_name("tune tree how", how, ORDERS))
-    engine = Engine(target, eos_token_ids=eos_token_ids)
-    first = params.with_seed().seed or 0
-    own = [
-        SamplingParams(temperature=params.temperature, seed=first + at, max_new_tokens=params.max_new_tokens)
-        for at in range(len(prompts))
-    ]
-    handles = engine.generate(prompts, own)
     ranks = [
-        ranks_of(draft, prompt, handle.tokens, each, how, width, target.vocab_size)
-        for prompt, handle, each in zip(prompts, handles, own)
-        if handle.tokens and len(prompt) + len(handle.tokens) <= draft.max_length
+        ranks_of(draft, handle.prompt, handle.tokens, handle.params, how, width, target.vocab_size)
+        for handle in write_texts(target, prompts, params, eos_token_ids)
+        if handle.tokens and len(handle.prompt) + len(handle.tokens) <= draft.max_length
     ]
     if not ranks:
         raise ValueError("tune tree: got no text to measure on; expected prompts that fit both models")

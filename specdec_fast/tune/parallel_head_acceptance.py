@@ -12,10 +12,10 @@ import torch
 
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.draft_runners.parallel_heads import AUX_HIDDEN_STATE, ParallelHeadsDrafter
-from specdec_fast.engine.engine import Engine
 from specdec_fast.interfaces import Target
 from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
+from specdec_fast.tune.draft_tree_acceptance import write_texts
 
 
 @torch.inference_mode()
@@ -43,14 +43,8 @@ def measure_heads(
     Raises:
         ValueError: If no prompt leads to a text.
     """
-    engine = Engine(target, eos_token_ids=eos_token_ids)
-    first = params.with_seed().seed or 0
-    own = [
-        SamplingParams(temperature=params.temperature, seed=first + at, max_new_tokens=params.max_new_tokens)
-        for at in range(len(prompts))
-    ]
     hits, places, tokens = torch.zeros(0), torch.zeros(0, 1), 0
-    for handle, each in zip(engine.generate(prompts, own), own):
+    for handle in write_texts(target, prompts, params, eos_token_ids):
         text = [*handle.prompt, *handle.tokens]
         start = max(len(handle.prompt) - 2, 0)  # the state before the first root
         count = len(text) - 2 - start
@@ -58,7 +52,7 @@ def measure_heads(
             continue
         target.cache.reserve(0, len(text))
         try:
-            shape = chain_layout((0,), (len(text) - 1,), torch.device(engine.state.device))
+            shape = chain_layout((0,), (len(text) - 1,), target.cache.lengths.device)
             fed = torch.tensor(text[:-1], dtype=torch.int64).to(shape.offsets.device)
             states = target.extend(
                 shape.rows, fed, shape.offsets, logits=False, aux_hidden_states=(AUX_HIDDEN_STATE,)
@@ -67,7 +61,7 @@ def measure_heads(
             target.cache.release([0])
         here = states[start : start + count]
         best = drafter.pick_tokens(
-            here, _sampling(each, count, here.device), _positions(start, count, here.device)
+            here, _sampling(handle.params, count, here.device), _positions(start, count, here.device)
         ).cpu()
         if not len(hits):
             hits, places = torch.zeros(best.shape[0], best.shape[2]), torch.zeros(best.shape[0], 1)

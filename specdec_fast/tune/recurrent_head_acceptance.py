@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from specdec_fast.core.chain_layout import chain_layout
-from specdec_fast.engine.engine import Engine
 from specdec_fast.heads.unroll import unroll
 from specdec_fast.interfaces import Target
 from specdec_fast.sampling.params import SamplingParams
-from specdec_fast.tune.draft_tree_acceptance import ranks_among
+from specdec_fast.tune.draft_tree_acceptance import ranks_among, write_texts
 
 
 @torch.inference_mode()
@@ -52,17 +51,11 @@ def measure_recurrent(
     Raises:
         ValueError: If no prompt leads to a text.
     """
-    engine = Engine(target, eos_token_ids=eos_token_ids)
-    first = params.with_seed().seed or 0
-    own = [
-        SamplingParams(temperature=params.temperature, seed=first + at, max_new_tokens=params.max_new_tokens)
-        for at in range(len(prompts))
-    ]
     walks: list[list[int]] = []
     tokens = 0
-    for handle, each in zip(engine.generate(prompts, own), own):
+    for handle in write_texts(target, prompts, params, eos_token_ids):
         if handle.error is None and len(handle.prompt) + len(handle.tokens) > 2:
-            walks += walks_of(target, model, handle.prompt, handle.tokens, each, how, width, depth)
+            walks += walks_of(target, model, handle.prompt, handle.tokens, handle.params, how, width, depth)
             tokens += len(handle.tokens)
     if not walks:
         raise ValueError("tune tree: got no text to measure on; expected prompts that fit the target")

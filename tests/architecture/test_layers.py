@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tune": _ENGINE,
     "loading": _ENGINE | {"tune"},
     "lab": _VALUES | {"engine", "rules", "kernels/testing"},
-    "integrations": {"extras", "retrieval"},
+    "integrations": {"extras", "kernels", "retrieval"},
     "train": _PARTS | {"extras", "loading", "engine"},  # engine/prompts.py: texts begin as prompts do
     "server": {"sampling", "engine", "integrations", "front"},
     "front": _ENGINE | {"loading"},  # specdec_fast/__init__.py: names only, resolved on first use

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from specdec_fast import HuggingFaceTarget
 from specdec_fast.cli import main
-from specdec_fast.draft_runners.detect_aux_layers import best_layers, layer_acceptance
+from specdec_fast.draft_runners.detect_aux_layers import best_layers, layer_acceptances, mean_rates
 from specdec_fast.draft_runners.head_runner import PagedHead
 from specdec_fast.drafters import make_drafter
 from specdec_fast.heads.checkpoint_eagle import load_eagle3, save_eagle3
@@ -66,7 +66,7 @@ def with_layer_ids(folder: Path, place: Path, **ids: Any) -> Path:
 def test_the_rate_is_the_mean_sum_of_the_smaller_chances(learnt: Any) -> None:
     """Written out, with transformers' own hidden states and without a cache."""
     target, folder, text = learnt
-    rates = layer_acceptance(PagedHead(load_eagle3(folder, target), target), target, text)
+    rates = mean_rates(layer_acceptances(PagedHead(load_eagle3(folder, target), target), target, text))
     assert set(rates) == {TRUE, (0, 1, 2), (2, 3, 4)} and next(iter(rates)) == TRUE
     model, head = tiny_model("llama", num_hidden_layers=4), load_eagle3(folder, target)
     head.config._attn_implementation = "eager"
@@ -98,7 +98,7 @@ def test_the_rate_is_the_mean_sum_of_the_smaller_chances(learnt: Any) -> None:
 def test_the_wrong_convention_is_detected(learnt: Any, tmp_path: Path, ids: dict[str, Any]) -> None:
     target, folder, text = learnt
     place = with_layer_ids(folder, tmp_path / "changed", **ids)
-    rates = layer_acceptance(PagedHead(load_eagle3(place, target), target), target, text)
+    rates = mean_rates(layer_acceptances(PagedHead(load_eagle3(place, target), target), target, text))
     assert rates[TRUE] > rates[0, 1, 2] + 0.1
     made = make_drafter("eagle3", {"head": str(place), "layers": "auto", "text": text}, target=target)
     assert made.needs.aux_hidden_states == ("entering:1", "entering:2", "entering:3")
@@ -115,7 +115,7 @@ def test_layers_that_cannot_be_compared_are_refused(learnt: Any, tmp_path: Path)
             make_drafter("eagle3", {"head": str(folder), **options}, target=target)
     made: Any = make_drafter("eagle", heads.options("eagle", tmp_path), target=target)
     with pytest.raises(ValueError, match="a head that reads final_norm; expected one that reads layers"):
-        layer_acceptance(made.model, target, text)
+        layer_acceptances(made.model, target, text)
 
 
 @pytest.mark.parametrize("whose", ["target", "model"])
@@ -126,7 +126,7 @@ def test_a_pool_without_room_for_the_text_is_refused(learnt: Any, whose: str) ->
     held = cache.pages.allocate(cache.pages.num_free - 1)
     try:
         with pytest.raises(ValueError, match="layers: got a pool of 1 free pages; expected"):
-            layer_acceptance(model, target, text)
+            layer_acceptances(model, target, text)
     finally:
         cache.pages.free(held)
 

@@ -13,6 +13,7 @@ from oracles.capture_guard import host_reads
 from torch import Tensor
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.draft_runners import parallel_heads
 from specdec_fast.drafters import make_drafter
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.trees import expansion
@@ -62,7 +63,8 @@ def test_a_proposal_of_any_depth_is_read_once(
     """
     drafts = []
     for freely in (False, True) if depth else (False,):
-        monkeypatch.setattr(expansion, "host_reads_are_free", lambda device, freely=freely: freely)
+        for module in (expansion, parallel_heads):
+            monkeypatch.setattr(module, "host_reads_are_free", lambda device, freely=freely: freely)
         drafts.append(run(name, how, depth, tmp_path / str(freely), freely))
     assert drafts[0] == drafts[-1]
 

@@ -138,7 +138,7 @@ def test_siblings_differ_and_nan_logits_are_named() -> None:
     draft = drafted(drafter, [[1, 2, 3]], torch.randn(2, 5), [63])
     pairs = list(zip(draft.parents.tolist()[1:], draft.tokens.tolist()[1:], strict=True))
     assert len(set(pairs)) == len(pairs) == 59, "four of 63 nodes are at or below rank 9, and there are 9 tokens"
-    with pytest.raises(ValueError, match=r"medusa heads: got logits that are not finite; .* bfloat16 or float32"):
+    with pytest.raises(ValueError, match=r"medusa: got logits that are not finite, in float32; .* bfloat16 or float32"):
         drafted(drafter, [[1, 2, 3]], torch.full((2, 5), float("nan")), [63])
 
 

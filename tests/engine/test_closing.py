@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import pytest
-import torch
 from oracles import models
 
 from specdec_fast import SamplingParams, load
@@ -14,20 +12,13 @@ from specdec_fast import SamplingParams, load
 PARAMS = SamplingParams(temperature=0, max_new_tokens=20)
 
 
-def text_of(model: Any) -> list[int]:
-    """The text of transformers' own generate."""
-    prompt = torch.tensor([models.prompt(17)])
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None}
-    return model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0].tolist()
-
-
 def test_a_closed_engine_gives_both_models_back() -> None:
     model, draft = models.own("llama"), models.kin("llama")
-    before = text_of(model), text_of(draft)
+    before = models.own_text(model), models.own_text(draft)
     with load(model, draft, max_length=64, max_rows=2) as engine:
         assert engine.generate([models.prompt(17)], PARAMS)[0].error is None
         assert not engine.closed and model.config._attn_implementation == "specdec_paged"
-    assert engine.closed and (text_of(model), text_of(draft)) == before
+    assert engine.closed and (models.own_text(model), models.own_text(draft)) == before
     engine.close()
 
 
@@ -35,9 +26,9 @@ def test_a_closed_engine_gives_both_models_back() -> None:
 def test_every_draft_model_is_given_back(drafter: str) -> None:
     options = {"of": {"draft_model": {}, "draft_tree": {"widths": [2, 1]}}} if drafter == "forest" else {}
     draft = models.kin("llama")
-    before = text_of(draft)
+    before = models.own_text(draft)
     load(models.own("llama"), draft, drafter=drafter, drafter_options=options, max_length=64).close()
-    assert text_of(draft) == before
+    assert models.own_text(draft) == before
 
 
 def test_requests_of_a_closed_engine_end() -> None:
@@ -64,12 +55,12 @@ def test_a_model_serves_one_engine_after_another() -> None:
 
 def test_an_engine_that_nothing_refers_to_gives_its_models_back() -> None:
     model, draft = models.own("llama"), models.kin("llama")
-    before = text_of(model), text_of(draft)
+    before = models.own_text(model), models.own_text(draft)
     engine = load(model, draft, max_length=64)
     engine.generate([models.prompt(17)], PARAMS)
     del engine
     gc.collect()
-    assert (text_of(model), text_of(draft)) == before
+    assert (models.own_text(model), models.own_text(draft)) == before
 
 
 def test_every_call_is_made_even_if_one_raises() -> None:

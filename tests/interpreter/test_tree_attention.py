@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from specdec_kernels import (
 )
 from specdec_kernels.ops.tree_attention.sdpa_kernel import row_mask
 
-launch = pytest.importorskip("specdec_kernels.ops.tree_attention.launch")
-shares = pytest.importorskip("specdec_kernels.ops.tree_attention.stream_k")
+pytest.importorskip("triton")
+launch = import_module("specdec_kernels.ops.tree_attention.launch")
+shares = import_module("specdec_kernels.ops.tree_attention.stream_k")
 
 # Outputs are means of values of size one: absolute errors in units of the dtype's own rounding.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -186,7 +188,7 @@ def test_a_plan_serves_its_own_shapes_and_options_only() -> None:
     one, other = (run("triton", case, plan=each, batch_invariant=True) for each in (plan, None))
     assert torch.equal(one, other), "shares depend on the batch"
     with pytest.MonkeyPatch.context() as patch, use_backend("triton"):
-        patch.setattr(pytest.importorskip("specdec_kernels.ops.tree_attention.plan"), "MAX_TILES", 8)
+        patch.setattr(import_module("specdec_kernels.ops.tree_attention.plan"), "MAX_TILES", 8)
         assert plan_for(*case.cache[:2], *case.cache[3:]) is None
         with pytest.raises(ValueError, match=r"room for \d+ tokens a row; expected at most 64 with a plan of 4 blocks"):
             run("triton", case, plan=plan)

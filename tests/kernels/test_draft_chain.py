@@ -321,3 +321,35 @@ def test_the_reference_serves_what_cpp_cannot() -> None:
     assert isinstance(double[0], DecoderTable)
     rows = {row.backend: row for row in draft_chain.explain(*double)}
     assert rows["reference"].chosen and "expected torch.float32" in str(rows["cpu"].reason)
+
+
+@pytest.mark.parametrize("first_draw", [None, 0])
+@pytest.mark.parametrize("case", ["sampled", "greedy", "filters", "over 1024 ids"])
+@pytest.mark.parametrize("backend", ["reference", None])
+def test_no_token_is_drafted_from_nan(backend: str | None, case: str, first_draw: int | None) -> None:
+    """A row that is fed NaN has no tokens, from its first draft on. Other rows draft what they did."""
+    arguments = CASES[case].arguments()
+    with use_backend(backend):
+        clean = draft_chain(*CASES[case].arguments(), first_draw=first_draw)
+        want = (clean if first_draw is None else clean[0]).clone()
+        arguments[0].embedding[arguments[1][0]] = torch.nan  # the first token of row 0
+        got = draft_chain(*arguments, first_draw=first_draw)
+    bad = [int(arguments[1][0]) in part for part in arguments[1].split(CASES[case].fed)]
+    found = got if first_draw is None else got[0]
+    for row, (is_bad, count) in enumerate(zip(bad, CASES[case].drafts, strict=True)):
+        assert found[row, :count].tolist() == ([-1] * count if is_bad else want[row, :count].tolist())
+    assert not all(bad) and (want[:, 0] >= 0).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
+def test_a_chain_goes_on_behind_a_token_without_distribution(backend: str | None) -> None:
+    """One draft token leads to NaN: it is drafted itself, and stored; no token follows it."""
+    arguments = CASES["one row"].arguments()
+    with use_backend(backend):
+        want = draft_chain(*CASES["one row"].arguments())[0].tolist()
+        arguments[0].embedding[want[1]] = torch.nan
+        lengths = arguments[6].clone()
+        got = draft_chain(*arguments)[0].tolist()
+    assert len(set(want[:2])) == 2 and want[1] not in arguments[1].tolist(), "the case tests nothing"
+    assert got == [*want[:2], -1, -1, -1]
+    assert int((arguments[6] - lengths).sum()) == 2 + 5 - 1

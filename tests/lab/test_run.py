@@ -71,7 +71,7 @@ def test_the_recorder_changes_nothing() -> None:
 
 
 def test_a_pair_without_a_draft_is_refused() -> None:
-    alone = load(tiny_model("llama"), eos_token_ids=())
+    alone = load(tiny_model("llama"), drafter="none", eos_token_ids=())
     with pytest.raises(ValueError, match="got drafter none, which has no distribution of its own"):
         find_places(alone, PROMPTS, PARAMS)
 

@@ -19,8 +19,6 @@ from specdec_fast import SamplingParams
 from specdec_kernels import simulated_gpu
 
 RECORDED = Path(__file__).with_name("launches_per_step.json")
-TIMED = {"Event.synchronize"}
-"""Waits of the host that a CUDA-graph step is allowed: for the event behind the results of the step before."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,6 +6,7 @@ Part of `make kernels-full`. Ceilings limit the costs of some of them (`test_mac
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from itertools import product
 
 import pytest
@@ -14,8 +15,9 @@ from specdec_kernels.inspection import machine_code
 from specdec_kernels.inspection.machine_code import measure
 from specdec_kernels.triton_shared.aot_config import Variant
 
-config = pytest.importorskip("specdec_kernels.ops.tree_attention.config")
-variants = pytest.importorskip("specdec_kernels.ops.tree_attention.aot_configs")
+pytest.importorskip("triton")
+config = import_module("specdec_kernels.ops.tree_attention.config")
+variants = import_module("specdec_kernels.ops.tree_attention.aot_configs")
 
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 pytestmark = [

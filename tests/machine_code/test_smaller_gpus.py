@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from specdec_kernels.inspection import machine_code
 from specdec_kernels.inspection.machine_code import measure
 from specdec_kernels.triton_shared.aot_config import Variant
 
-config = pytest.importorskip("specdec_kernels.ops.tree_attention.config")
-launch = pytest.importorskip("specdec_kernels.ops.tree_attention.launch")
-variants = pytest.importorskip("specdec_kernels.ops.tree_attention.aot_configs")
+pytest.importorskip("triton")
+config = import_module("specdec_kernels.ops.tree_attention.config")
+launch = import_module("specdec_kernels.ops.tree_attention.launch")
+variants = import_module("specdec_kernels.ops.tree_attention.aot_configs")
 
 pytestmark = pytest.mark.aot
 compiles = pytest.mark.skipif(

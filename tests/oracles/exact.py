@@ -12,6 +12,8 @@ from typing import TypeVar
 Text = tuple[int, ...]
 Distribution = Sequence[Fraction]
 Number = TypeVar("Number", Fraction, float)
+ChainRule = Callable[[Text, Sequence[Distribution], Sequence[Distribution]], list[tuple[Fraction, Text]]]
+"""Chain of K tokens, K + 1 target and K draft distributions -> outcomes (probability, emitted tokens)."""
 Step = Callable[[Text], Iterable[tuple[Number, Text]]]
 
 
@@ -100,6 +102,25 @@ def text_dist(step: Step[Number], length: int, one: Number) -> dict[Text, Number
             text = text[:length]
             place[text] = place.get(text, 0) + chance * share  # type: ignore[operator]
     return found
+
+
+def decoded_dist(
+    rule: ChainRule,
+    p_after: Callable[[Text], Distribution],
+    q_after: Callable[[Text], Distribution],
+    depth: int,
+    length: int,
+) -> dict[Text, Fraction]:
+    """Returns the joint distribution of texts that a rule emits with sampled chains."""
+
+    def step(context: Text) -> Iterable[tuple[Fraction, Text]]:
+        for chance, chain in chains(q_after, context, depth):
+            p = [p_after((*context, *chain[:at])) for at in range(depth + 1)]
+            q = [q_after((*context, *chain[:at])) for at in range(depth)]
+            for share, emitted in rule(chain, p, q):
+                yield chance * share, emitted
+
+    return {text: chance for text, chance in text_dist(step, length, Fraction(1)).items() if chance}
 
 
 def target_dist(p_after: Callable[[Text], Distribution], length: int) -> dict[Text, Fraction]:

@@ -109,3 +109,10 @@ def until(tokens: Sequence[int], ends: Sequence[int]) -> list[int]:
         if token in ends:
             return list(tokens[: index + 1])
     return list(tokens)
+
+
+def own_text(model: Any) -> list[int]:
+    """The text of transformers' own generate."""
+    tokens = torch.tensor([prompt(17)])
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None}
+    return model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[0].tolist()

@@ -19,7 +19,7 @@ from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Needs
 from specdec_fast.rules import rule_for, rule_names
-from specdec_fast.rules.best import LIKELIEST, RULE
+from specdec_fast.rules.best import LIKELIEST, RULE, paired_gain
 from specdec_kernels import distribution_stats, use_backend
 
 
@@ -70,14 +70,14 @@ def test_a_sample_decides_whether_to_sample(needs: Needs, means: dict[str, float
 @pytest.mark.parametrize(
     ("gains", "rule", "words"),
     [
-        ([0.4, 0.2, 0.3, 0.3], "replay", r"likeliest tokens gain \+0.300 \+- 0.080 \(95 % interval\)$"),
+        ([0.4, 0.2, 0.3, 0.3], "replay", r"likeliest tokens gain \+0.300 \+- 0.125 \(95 % interval\)$"),
         (
             [1.2, -0.9, 1.0, -0.1],
             "block",
-            r"gain \+0.300 \+- 0.96\d \(95 % interval\), which is within the noise",
+            r"gain \+0.300 \+- 1.506 \(95 % interval\), which is within the noise",
         ),
-        ([-1.2, 0.9, -1.0, 0.1], "block", r"gain -0.300 \+- 0.96\d \(95 % interval\)$"),
-        ([5.0], "block", r"gain \+5.000 \+- inf \(95 % interval\), which is within the noise"),
+        ([-1.2, 0.9, -1.0, 0.1], "block", r"gain -0.300 \+- 1.506 \(95 % interval\)$"),
+        ([5.0, 5.0], "block", r"gain \+5.000 \+- inf \(95 % interval\), which is within the noise"),
     ],
 )
 def test_a_gain_within_the_noise_of_the_sample_changes_no_rule(gains: list[float], rule: str, words: str) -> None:
@@ -87,6 +87,13 @@ def test_a_gain_within_the_noise_of_the_sample_changes_no_rule(gains: list[float
     estimates = {"block": block, "rejection": block - 0.1, "replay": block - 0.2, LIKELIEST: block + own}
     choice = RULE.choose_rule(Needs(dists=True), None, estimates)
     assert choice.rule.name == rule and re.search(words, choice.why)
+
+
+@pytest.mark.parametrize(("drafts", "quantile"), [(4, 3.182), (6, 2.571), (11, 2.228), (25, 2.064), (1001, 1.962)])
+def test_the_interval_is_that_of_student(drafts: int, quantile: float) -> None:
+    gains = torch.linspace(-1, 1, drafts, dtype=torch.float64)
+    noise = paired_gain(gains, torch.zeros(drafts))[1]
+    assert noise == pytest.approx(quantile * float(gains.std()) / drafts**0.5, rel=0.04 if drafts < 5 else 0.01)
 
 
 def test_accepted_tokens_of_a_draft_are_estimated_for_every_rule_that_takes_it() -> None:

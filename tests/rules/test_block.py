@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 import torch
 from oracles.chain_batches import batch
-from oracles.exact import Text, block_rule, chains, point_mass, target_dist, text_dist, token_rule
+from oracles.exact import Text, block_rule, chains, decoded_dist, point_mass, target_dist, text_dist, token_rule
 from oracles.rational_models import RationalModel, dists_of
 from torch import Tensor
 
@@ -75,16 +75,7 @@ def mixed_chains(
 def test_the_rational_oracle_itself_is_lossless(vocab: int, depth: int, seed: int) -> None:
     target = RationalModel(vocab, seed)
     draft = RationalModel(vocab, seed + 50, like=target)
-
-    def step(context: Text) -> Iterable[tuple[Fraction, Text]]:
-        for chance, chain in chains(draft.after, context, depth):
-            p = [target.after((*context, *chain[:at])) for at in range(depth + 1)]
-            q = [draft.after((*context, *chain[:at])) for at in range(depth)]
-            for share, emitted in block_rule(chain, p, q):
-                yield chance * share, emitted
-
-    found = {text: chance for text, chance in text_dist(step, 3, Fraction(1)).items() if chance}
-    assert found == target_dist(target.after, 3)
+    assert decoded_dist(block_rule, target.after, draft.after, depth, 3) == target_dist(target.after, 3)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

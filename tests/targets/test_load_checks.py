@@ -128,6 +128,14 @@ def test_other_masks_are_refused(rule: dict[str, Any], monkeypatch: pytest.Monke
     assert "texts up to 512 tokens" in str(error.value)
 
 
+def test_a_mask_that_cannot_be_tested_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = torch.ones(200, dtype=torch.bool)  # longer texts have no mask
+    model = with_masks(monkeypatch, and_mask_function=lambda _, __, query, key: table[key])
+    with pytest.raises(UnsupportedModelError, match=r"mask cannot be tested \(\w*Error: .*index") as error:
+        HuggingFaceTarget(model, max_rows=1, max_length=512)
+    assert isinstance(error.value.__cause__, Exception)
+
+
 def test_a_model_that_attends_to_later_tokens_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="neither causal nor a sliding window"):
         HuggingFaceTarget(tiny_architecture("bert", is_decoder=False), max_rows=1, max_length=64)

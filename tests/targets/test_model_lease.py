@@ -20,19 +20,12 @@ def describe(model: Any) -> list[Any]:
     return [model.config._attn_implementation, [each.training for each in model.modules()], layers]
 
 
-def text_of(model: Any) -> list[int]:
-    """The text of transformers' own generate."""
-    prompt = torch.tensor([models.prompt(17)])
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None}
-    return model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0].tolist()
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
 @pytest.mark.parametrize("own", ["eager", "sdpa"])
 def test_a_closed_target_gives_the_model_back(family: str, own: str) -> None:
     model = models.own(family)
     model.set_attn_implementation(own)
-    text = text_of(model)
+    text = models.own_text(model)
     model.train()
     model.get_input_embeddings().eval()  # modes are those of each module
     before, values = describe(model), {name: value.clone() for name, value in model.state_dict().items()}
@@ -42,7 +35,7 @@ def test_a_closed_target_gives_the_model_back(family: str, own: str) -> None:
     target.close()
     assert describe(model) == before
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
-    assert text_of(model.eval()) == text
+    assert models.own_text(model.eval()) == text
 
 
 def test_the_last_of_several_targets_gives_the_model_back() -> None:
@@ -62,11 +55,11 @@ def test_the_last_of_several_targets_gives_the_model_back() -> None:
 
 def test_a_target_that_nothing_refers_to_gives_the_model_back() -> None:
     model = models.own("llama")
-    before, text = describe(model), text_of(model)
+    before, text = describe(model), models.own_text(model)
     target = HuggingFaceTarget(model, max_rows=1, max_length=32)
     del target
     gc.collect()
-    assert describe(model) == before and text_of(model) == text
+    assert describe(model) == before and models.own_text(model) == text
 
 
 def test_a_model_disappears_with_its_target() -> None:

@@ -10,8 +10,6 @@ from docs.figures.draw.imports import Graph
 GAP, THIN = 16.0, 8.0  # points between items; the width of an arrow that passes a level
 SWEEPS = 40
 
-Point = tuple[float, float]
-
 
 class Layout:
     """Places of boxes and arrows.

@@ -97,13 +97,13 @@ def draft_chain(
         positions: Position of each root, the last fed token, int32 [B].
         vocab_size: Only tokens below it are picked.
         first_draw: None picks tokens as `replay_sample` does at their positions. A number picks them as `draft_sample`
-            does, at level d with index first_draw + d. Logits with NaN or +inf have no distribution; the token after
-            them is then unspecified.
+            does, at level d with index first_draw + d.
 
     Returns:
-        Draft tokens, int64 [B, max(drafts)], padded with -1. With `first_draw` also what they were sampled from, level
-        by level and row by row: logits [sum(drafts), vocab_size] and (inv_t, lse, cut, tie_id, mass) as in
-        `distribution_stats`.
+        Draft tokens, int64 [B, max(drafts)], padded with -1. A token is also -1 if its logits have no distribution:
+        they contain NaN or +inf, or none is finite. The row's next pass is then over token 0. With `first_draw` also
+        what tokens were sampled from, level by level and row by row: logits [sum(drafts), vocab_size] and (inv_t, lse,
+        cut, tie_id, mass) as in `distribution_stats`.
 
     Raises:
         ValueError: If arguments do not fit. Lengths are then unchanged.
@@ -127,7 +127,8 @@ def draft_chain(
     for level in range(depth):
         at = (remain > level).nonzero().flatten()
         if level:
-            fed, starts = drafted[at, level - 1], torch.arange(len(at) + 1, dtype=torch.int32, device=tokens.device)
+            fed = drafted[at, level - 1].clamp(min=0)
+            starts = torch.arange(len(at) + 1, dtype=torch.int32, device=tokens.device)
         table, held, slots, places = kv_slots(
             page_table, grown, rows[at], starts, None, fed.shape[0], page, advance=True
         )
@@ -144,7 +145,7 @@ def draft_chain(
             index = torch.full_like(positions[at], first_draw + level)
             picked = draft_sample(logits, inv_t, lse, cut, tie, seeds[at], positions[at], index)
             dists.append((logits, inv_t, lse, cut, tie, mass))
-        drafted[at, level] = picked
+        drafted[at, level] = torch.where(lse.isnan(), -1, picked)
     lengths.copy_(grown)
     if first_draw is None:
         return drafted
