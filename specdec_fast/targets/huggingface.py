@@ -217,7 +217,9 @@ class HuggingFaceTarget:
         slots = self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
         if isinstance(logits, Tensor):
             return self._run(tokens, slots, logits, aux_hidden_states)
-        wanted = (offsets[1:] - 1).long() if logits else tokens.new_zeros(1)
+        # modules compute one row of logits at least
+        fewest = tokens.new_zeros(0 if isinstance(self._logits, FusedForward) else 1)
+        wanted = (offsets[1:] - 1).long() if logits else fewest
         output = self._run(tokens, slots, wanted, aux_hidden_states)
         return output if logits else TargetOutput(None, output.aux_hidden_states)
 

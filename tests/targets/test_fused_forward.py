@@ -185,6 +185,24 @@ def test_hidden_states_are_those_of_the_modules(family: str, dtype: torch.dtype)
         fed(whole, (f"entering:{whole.num_layers + 1}",))
 
 
+def test_no_logits_are_computed_where_none_are_wanted() -> None:
+    target = models.target("llama", fused_forward=True)
+    whole: Any = target._logits
+    run, wanted, stored = whole.run, [], []
+    whole.run = lambda *args: wanted.append(args[3].numel()) or run(*args)
+    text = torch.tensor(PROMPTS[1])
+    given = torch.tensor([0], dtype=torch.int32), text, torch.tensor([0, len(text)], dtype=torch.int32)
+    for logits in (False, True):
+        assert target.cache.reserve(0, len(text))
+        output = target.extend(*given, logits=logits)
+        assert (output.logits is None) == (not logits)
+        stored.append([target.cache.read(0, layer) for layer in range(target.num_layers)])
+        target.cache.release([0])
+    assert wanted == [0, 1]
+    for one, other in zip(*stored, strict=True):
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+
+
 def test_partial_passes_run_the_modules() -> None:
     target, plain = models.target("llama", fused_forward=True), models.target("llama")
     skip = SkippedLayers((1,), (0,))
