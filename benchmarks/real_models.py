@@ -2,11 +2,12 @@
 
     python -m benchmarks.real_models --model SmolLM2-135M-Instruct=FILE.gguf --model gemma-3-270m=FOLDER
 
-Every task is a prompt of its own: prose, code, a list, an edit of code, and a summary that repeats its source. In each
-round all sides write the same task, one after the other, and who goes first rotates. Drafters begin every text with an
-empty memory. A row is one side on one task; its speed is the median over rounds of the ratio to plain decoding in the
-same round, prefill included. Texts are compared with those of plain decoding. Every row is written to
-benchmarks/results at once, and replaces the row of the same model, setting, task and side.
+Every task is a prompt of its own: prose, a story, code, a list, an edit of code, and a summary that repeats its source.
+Instruct models get it as a question in their chat template, base models as the beginning of a text. In each round all
+sides write the same task, one after the other, and who goes first rotates. Drafters begin every text with an empty
+memory. A row is one side on one task; its speed is the median over rounds of the ratio to plain decoding in the same
+round, prefill included. Texts are compared with those of plain decoding. Rows are written to benchmarks/results as soon
+as their task is measured, and replace the rows of the same model, setting, task and side.
 """
 
 from __future__ import annotations
@@ -66,17 +67,41 @@ _REPORT = (
     "carries about nine thousand vehicles a day. The council expects repairs to cost four million pounds, half of "
     "which the county will pay. Shop owners on the east bank fear a loss of customers during the works."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task, as a text that base models continue and as a question that instruct models answer."""
+
+    beginning: str
+    question: str
+
+    def prompt(self, tokenizer: Any) -> list[int]:
+        """Returns token ids: the question in the tokenizer's chat template if it has one, else the beginning."""
+        if getattr(tokenizer, "chat_template", None) is None:
+            return list(tokenizer.encode(self.beginning))
+        message = {"role": "user", "content": self.question}
+        return list(tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=False))
+
+
+_RENAME = "Rewrite the class below with the name `Wallet` in place of `Account`."
 TASKS = {
-    "prose": "The history of the Roman Empire begins with",
-    "story": "Once upon a time, in a small village by the sea, there lived",
-    "code": 'def quicksort(items):\n    """Sorts a list."""\n',
-    "list": "Countries and capitals:\nFrance: Paris\nGermany: Berlin\nSpain: Madrid\nItaly:",
-    "rename": "Rewrite the class below with the name `Wallet` in place of `Account`.\n\n"
-    + f"{_CLASS}\nAnswer:\n\nclass Wallet:\n    def __init__(self, owner, balance):\n",
-    "summary": f"{_REPORT}\n\nSummary: The city council of Harlow",
+    "prose": Task("The history of the Roman Empire begins with", "How did the Roman Empire begin?"),
+    "story": Task(
+        "Once upon a time, in a small village by the sea, there lived",
+        "Write a story about a boy in a small village by the sea.",
+    ),
+    "code": Task('def quicksort(items):\n    """Sorts a list."""\n', "Write quicksort in Python."),
+    "list": Task(
+        "Countries and capitals:\nFrance: Paris\nGermany: Berlin\nSpain: Madrid\nItaly:",
+        "List twenty countries of Europe with their capitals, one line each.",
+    ),
+    "rename": Task(
+        f"{_RENAME}\n\n{_CLASS}\nAnswer:\n\nclass Wallet:\n    def __init__(self, owner, balance):\n",
+        f"{_RENAME}\n\n```python\n{_CLASS}```",
+    ),
+    "summary": Task(f"{_REPORT}\n\nSummary: The city council of Harlow", f"Summarize this text:\n\n{_REPORT}"),
 }
-COPYING = ("rename", "summary")
-"""Tasks whose texts repeat their prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +173,7 @@ def measure(
     order = list(sides)
     progress = Progress(f"{setting.dtype}, {setting.threads} threads", len(tasks) * (rounds + 1) * len(order))
     for task in tasks:
-        prompt = list(tokenizer.encode(TASKS[task]))
+        prompt = TASKS[task].prompt(tokenizer)
         seconds: dict[str, list[float]] = {name: [] for name in order}
         texts: dict[str, list[int]] = {}
         taus: dict[str, float] = {}
@@ -163,6 +188,7 @@ def measure(
                 progress.step()
         for name in order:
             ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name])]
+            peer = [theirs / own for theirs, own in zip(seconds.get(PEER, ()), seconds[name])]
             yield {
                 "task": task,
                 "side": name,
@@ -170,6 +196,7 @@ def measure(
                 "tokens_per_second": setting.new_tokens / median(seconds[name]),
                 "speed_vs_plain": median(ratios),
                 "speed_vs_plain_range": [min(ratios), max(ratios)],
+                "speed_vs_transformers": median(peer) if peer else None,
                 # transformers draws with another generator
                 "identical": None if name == PEER and setting.temperature > 0 else texts[name] == texts[PLAIN],
                 "rounds": rounds,
@@ -186,15 +213,18 @@ def merged(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, An
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     """Returns the rows as a Markdown table."""
-    titles = "| model | dtype | threads | T | task | side | tau | tokens/s | speed / plain | range | identical |"
-    lines = [titles, "|" + "---|" * 11]
+    titles = (
+        "| model | dtype | threads | T | task | side | tau | tokens/s | / plain | range | / transformers | identical |"
+    )
+    lines = [titles, "|" + "---|" * 12]
     for row in rows:
         low, high = row["speed_vs_plain_range"]
+        peer = row.get("speed_vs_transformers")
         same = {True: "yes", False: "no", None: "–"}[row["identical"]]
         lines.append(
             f"| {row['model']} | {row['dtype']} | {row['threads']} | {row['temperature']:g} | {row['task']} | "
             f"{row['side']} | {row['tau']:.2f} | {row['tokens_per_second']:.1f} | {row['speed_vs_plain']:.2f} | "
-            f"{low:.2f} to {high:.2f} | {same} |"
+            f"{low:.2f} to {high:.2f} | {'–' if peer is None else f'{peer:.2f}'} | {same} |"
         )
     return "\n".join(lines)
 

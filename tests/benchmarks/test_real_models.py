@@ -28,7 +28,7 @@ def test_all_sides_write_the_text_of_plain_decoding(rows: list[dict[str, Any]]) 
 def test_the_table_has_a_line_per_row(rows: list[dict[str, Any]]) -> None:
     own = {"model": "m", "dtype": "float32", "threads": 1, "temperature": 0.0}
     table = as_markdown([{**own, **row} for row in rows]).splitlines()
-    assert len(table) == 5 and all(line.count("|") == 12 for line in table)
+    assert len(table) == 5 and all(line.count("|") == 13 for line in table)
 
 
 def test_a_row_replaces_its_own() -> None:
