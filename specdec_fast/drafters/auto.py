@@ -3,7 +3,8 @@
 Both drafters propose trees in every step, which costs little. Each says how confident it is in its proposal. The text
 then shows how far each proposal was right, whether it was scored or not, so acceptance is learned for every level of
 confidence without extra target passes. Seconds of target passes are measured when the drafter is built and corrected in
-every step. A step scores the nodes with the most expected tokens per second, or none.
+every step. A step scores the nodes with the most expected tokens per second, or none. A drafter that may miss steps
+pauses while proposing costs more time than its nodes are expected to save.
 Tests: tests/drafters/test_auto.py and the contract suite.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 from specdec_fast.adaptive.cost_model import CostModel, DraftOutcome, TimeTable
 from specdec_fast.adaptive.pass_times import measure_pass_times
+from specdec_fast.adaptive.rest import Rest
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, DrafterParts, Needs, Rng, StateView, TargetOutput
 
@@ -81,6 +83,11 @@ class AutoDrafter:
         self._last: Draft | None = None
         self._proposals: list[list[_Proposal]] = []  # by row
         self._started = 0.0
+        self._rests = {at: Rest() for at, source in enumerate(of) if getattr(source, "may_rest", False)}
+        self._costs = [0.0] * len(of)  # seconds of each source in this step
+        self._saved = [0.0] * len(of)  # seconds that the nodes of each source are expected to save in this step
+        self._resting: set[int] = set()
+        self._rows: set[int] = set()
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
@@ -98,13 +105,18 @@ class AutoDrafter:
         return made
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
-        """Adds the rows to all drafters."""
+        """Adds the rows to all drafters. The first row of all ends pauses."""
+        if not self._rows:
+            for rest in self._rests.values():
+                rest.reset()
+        self._rows |= {*rows}
         for source in self.sources:
             source.begin(view, rows, prompt_output)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         """Joins the nodes that pay, of the proposals of all drafters."""
         limits = [min(limit, self.num_draft_tokens) for limit in budget.nodes]
+        self._resting = {at for at, rest in self._rests.items() if not rest.takes_part()}
         by_source = [self._propose_all(at, view, rows, limits, rng) for at in range(len(self.sources))]
         self._proposals = [list(own) for own in zip(*by_source)]
         granted = self._grant(limits)
@@ -119,8 +131,10 @@ class AutoDrafter:
     def _propose_all(
         self, at: int, view: StateView, rows: Sequence[int], limits: Sequence[int], rng: Rng
     ) -> list[_Proposal]:
-        """Proposals of one drafter, by row."""
-        source = self.sources[at]
+        """Proposals of one drafter, by row. Those of a drafter that rests are roots."""
+        source, started = self.sources[at], perf_counter()
+        if at in self._resting:
+            return [_Proposal(([view.tokens(row)[-1]], [-1]), [0], (at, 0)) for row in rows]
         draft = source.propose(view, rows, Budget(list(limits)), rng)
         tokens, parents, offsets = draft.tokens.tolist(), draft.parents.tolist(), draft.offsets.tolist()
         found = []
@@ -130,6 +144,7 @@ class AutoDrafter:
             for parent in tree[1][1:]:
                 depths.append(depths[parent] + 1)
             found.append(_Proposal(tree, depths, (at, source.confidence[row])))
+        self._costs[at] = perf_counter() - started
         return found
 
     def _model(self, key: tuple[int, int]) -> CostModel:
@@ -153,9 +168,21 @@ class AutoDrafter:
             if used[row] < limits[row]:
                 used[row] += 1
                 order.append((negative, row, at))
-        for _, row, at in order[: self._most_goodput(count, [-negative for negative, _, _ in order])]:
+        chosen = order[: self._most_goodput(count, [-negative for negative, _, _ in order])]
+        for _, row, at in chosen:
             granted[row][at] += 1
+        self._saved = self._expected_savings(count, [(-negative, at) for negative, _, at in chosen])
         return granted
+
+    def _expected_savings(self, rows: int, chosen: Sequence[tuple[float, int]]) -> list[float]:
+        """Seconds that the chosen nodes of each source are expected to save: tokens less, passes longer."""
+        saved = [0.0] * len(self.sources)
+        if chosen and self.pass_times.prior is not None:
+            plain = self.pass_times.seconds_at(rows)
+            per_node = max(self.pass_times.seconds_at(rows + len(chosen)) - plain, 0.0) / len(chosen)
+            for gain, at in chosen:
+                saved[at] += gain * plain / rows - per_node
+        return saved
 
     def _most_goodput(self, rows: int, gains: Sequence[float]) -> int:
         """How many nodes have the most expected tokens per second; all of them if seconds are unknown."""
@@ -204,12 +231,17 @@ class AutoDrafter:
                 for own in proposals:
                     outcome = _outcome(own, emitted)
                     self._model(own.key).observe([0], [outcome.num_drafted], [outcome])
-        for source in self.sources:
-            source.observe(view, draft, acceptance, output)
-        self._last, self._proposals = None, []
+        for at, source in enumerate(self.sources):
+            if at not in self._resting:
+                started = perf_counter()
+                source.observe(view, draft, acceptance, output)
+                if at in self._rests and self.pass_times.prior is not None:
+                    self._rests[at].add(self._costs[at] + perf_counter() - started, self._saved[at])
+        self._last, self._proposals, self._resting = None, [], set()
 
     def release(self, rows: Sequence[int]) -> None:
         """Releases the rows in all drafters, even if one of them raises."""
+        self._rows -= {*rows}
         with ExitStack() as leaving:
             for source in self.sources:
                 leaving.callback(source.release, rows)

@@ -63,6 +63,7 @@ class RecyclingDrafter:
     name = "recycling"
     needs = Needs(topology="tree", prompt_aux_hidden_states=(_AUX_HIDDEN_STATE,), host_tokens=True, logits=True)
     level_rates = (0.3, 0.4, 0.5, 0.6, 0.7)
+    may_rest = True  # a step that it does not observe teaches it nothing, and costs nothing
 
     def __init__(
         self,

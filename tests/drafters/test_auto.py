@@ -163,3 +163,47 @@ def test_it_refuses_bad_options() -> None:
         get_drafter("auto")([get_drafter("ngram")()])
     with pytest.raises(ValueError, match=r"auto: num_draft_tokens: got 0; expected at least 1"):
         load("demo-target", drafter="auto", num_draft_tokens=0)
+
+
+class Counted(Guesses):
+    """Counts its calls, and expects little."""
+
+    level_rates, calls = (0.01, 0.01), 0
+
+    def propose(self, *args: Any) -> Draft:
+        self.calls += 1
+        return super().propose(*args)
+
+
+def test_a_source_that_may_rest_pauses_while_it_saves_nothing() -> None:
+    idle, kept = Counted(wrong), Counted(wrong)
+    idle.may_rest = True  # type: ignore[attr-defined]
+    handle = run(auto(idle, kept, pass_times=times(1.0, 2.0, 8.0)), count=37)
+    drafting = handle.stats.steps - 1  # the last token needs no draft
+    assert kept.calls == drafting == 36 and idle.calls == 16
+
+
+def test_a_source_that_saves_time_never_pauses() -> None:
+    useful = Counted(oracle)
+    useful.level_rates = (0.5, 0.5)
+    useful.may_rest = True  # type: ignore[attr-defined]
+    handle = run(auto(useful, pass_times=times(1.0, 1.0, 1.0)))
+    assert handle.stats.steps - 1 <= useful.calls <= handle.stats.steps and handle.stats.tau > 2
+
+
+def test_pauses_end_with_the_last_request() -> None:
+    idle = Counted(wrong)
+    idle.may_rest = True  # type: ignore[attr-defined]
+    made = auto(idle, pass_times=times(1.0, 2.0, 8.0))
+    engine = Engine(target(), made)
+    first = engine.generate([PROMPT], SamplingParams(temperature=0, max_new_tokens=12))[0]
+    assert idle.calls == 8 < first.stats.steps - 1
+    engine.generate([PROMPT], SamplingParams(temperature=0, max_new_tokens=5))
+    assert idle.calls == 12
+
+
+def test_without_known_times_nothing_pauses() -> None:
+    idle = Counted(wrong)
+    idle.may_rest = True  # type: ignore[attr-defined]
+    steps = run(get_drafter("auto")((idle,))).stats.steps
+    assert idle.calls == steps - 1

@@ -1,0 +1,47 @@
+"""Pauses a part of a drafter while it costs more time than its drafts save. Tests: tests/adaptive/test_rest.py."""
+
+from __future__ import annotations
+
+WINDOW = 8
+"""Steps after which cost and gain are compared."""
+
+FIRST, LONGEST = 16, 128
+"""Steps of the first pause and of the longest one. Each pause after another is twice as long."""
+
+
+class Rest:
+    """Decides in which steps a part takes part.
+
+    A pause follows a window in which the part cost more than it gained. The part is tried again after the pause.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Ends a pause, and forgets earlier ones."""
+        self._left, self._next = 0, FIRST
+        self._steps, self._balance = 0, 0.0
+
+    def takes_part(self) -> bool:
+        """Counts a step. Returns whether the part takes part in it."""
+        if self._left:
+            self._left -= 1
+            return False
+        return True
+
+    def add(self, cost: float, gain: float) -> None:
+        """Adds a step in which the part took part.
+
+        Args:
+            cost: Seconds that the part needed.
+            gain: Seconds that its drafts are expected to save.
+        """
+        self._steps, self._balance = self._steps + 1, self._balance + gain - cost
+        if self._steps < WINDOW:
+            return
+        if self._balance < 0:
+            self._left, self._next = self._next, min(2 * self._next, LONGEST)
+        else:
+            self._next = FIRST
+        self._steps, self._balance = 0, 0.0

@@ -1,0 +1,60 @@
+"""Pauses begin after a window that cost more than it gained, grow, and end where the part gains again."""
+
+from __future__ import annotations
+
+from specdec_fast.adaptive.rest import FIRST, LONGEST, WINDOW, Rest
+
+
+def paused(rest: Rest) -> int:
+    """Steps until the part takes part again."""
+    steps = 0
+    while not rest.takes_part():
+        steps += 1
+    return steps
+
+
+def window(rest: Rest, cost: float, gain: float) -> None:
+    for _ in range(WINDOW):
+        rest.add(cost, gain)
+
+
+def test_a_part_that_gains_never_pauses() -> None:
+    rest = Rest()
+    for _ in range(5):
+        window(rest, 1.0, 1.5)
+        assert paused(rest) == 0
+
+
+def test_the_sum_over_a_window_decides() -> None:
+    rest = Rest()
+    rest.add(1.0, 2.0 * WINDOW)
+    for _ in range(WINDOW - 1):
+        assert rest.takes_part()
+        rest.add(1.0, 0.0)
+    assert paused(rest) == 0
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    rest, lengths = Rest(), []
+    for _ in range(6):
+        window(rest, 1.0, 0.5)
+        lengths.append(paused(rest))
+    assert lengths == [FIRST, 2 * FIRST, 4 * FIRST, LONGEST, LONGEST, LONGEST]
+
+
+def test_a_gain_makes_the_next_pause_short_again() -> None:
+    rest = Rest()
+    for _ in range(3):
+        window(rest, 1.0, 0.0)
+        paused(rest)
+    window(rest, 1.0, 3.0)
+    window(rest, 1.0, 0.0)
+    assert paused(rest) == FIRST
+
+
+def test_reset_ends_a_pause() -> None:
+    rest = Rest()
+    window(rest, 1.0, 0.0)
+    assert not rest.takes_part()
+    rest.reset()
+    assert rest.takes_part()
