@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -31,10 +32,11 @@ def draw() -> Figure:
         tasks = groups.setdefault(f"{row['model']}, {row['dtype']}", {})
         tasks.setdefault(row["task"], {})[row["side"]] = row["speed_vs_transformers"]
     most = max(max(sides["plain"], sides["auto"]) for tasks in groups.values() for sides in tasks.values())
-    scale = Scale(most * 1.05, tuple(range(int(most) + 1)), "times", 84, reference=1.0)
+    scale = Scale(most * 1.05, range(0, int(most) + 1, 5 if most > 12 else 1), "times", 84, reference=1.0)
     environments = dict.fromkeys(machine(row["environment"]) for row in rows)
     lines = sum(len(tasks) for tasks in groups.values())
-    high = 74 + ROW * lines + 26 * len(groups) + 40 + 13 * (1 + len(environments))
+    caption = "\n".join(wrap(f"Measured on {' and '.join(environments)}. benchmarks/results/{RESULT}", 72))
+    high = 74 + ROW * lines + 26 * len(groups) + 40 + 13 * (caption.count("\n") + 1)
     figure, axes = page(high)
     heading(
         axes, 18, "Speed relative to transformers", f"temperature 0, batch 1, {THREADS} threads; dashed: transformers"
@@ -52,7 +54,6 @@ def draw() -> Figure:
             y += ROW
         y += 16
     numbers(axes, y - 5, scale)
-    caption = f"Measured on {' and '.join(environments)}\nbenchmarks/results/{RESULT}"
     write(axes, 12, y + 12, caption, fontsize=SMALL, color=MUTED, va="top")
     return figure
 
