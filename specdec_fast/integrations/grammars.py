@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
-
-from specdec_kernels.unknown_names import unknown_name
 
 BACKENDS = {"llguidance": "grammar", "xgrammar": "xgrammar"}
 """Library -> extra that installs it."""
@@ -19,8 +18,14 @@ def check_backend(grammar_backend: str) -> None:
     Raises:
         ValueError: For an unknown name.
     """
-    if grammar_backend not in BACKENDS:
-        raise ValueError(unknown_name("grammar_backend", grammar_backend, BACKENDS))
+    _check_name("grammar_backend", grammar_backend, BACKENDS)
+
+
+def _check_name(argument: str, name: str, known: Iterable[str]) -> None:
+    from specdec_kernels.unknown_names import unknown_name  # only now: --help imports this module
+
+    if name not in known:
+        raise ValueError(unknown_name(argument, name, known))
 
 
 def make_grammar(
@@ -43,7 +48,6 @@ def make_grammar(
         ValueError: For an unknown kind or library, if the library is not installed, or if it cannot read the grammar.
     """
     check_backend(grammar_backend)
-    if kind not in KINDS:
-        raise ValueError(unknown_name("grammar", kind, KINDS))
+    _check_name("grammar", kind, KINDS)
     module = import_module(f"specdec_fast.integrations.{grammar_backend}")
     return getattr(module, kind)(source, tokenizer, **options)

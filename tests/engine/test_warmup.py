@@ -131,7 +131,19 @@ def test_a_compiled_target_is_compiled_by_warm(monkeypatch: pytest.MonkeyPatch) 
     assert made and len(graphs) == made
 
 
-SHARED = {"target", "drafter", "needs", "rule", "why_rule", "_cache", "_prefill_chunk", "state", "lock", "_next_id"} | {
+SHARED = {
+    "target",
+    "drafter",
+    "needs",
+    "rule",
+    "why_rule",
+    "why_drafter",
+    "_cache",
+    "_prefill_chunk",
+    "state",
+    "lock",
+    "_next_id",
+} | {
     "default_params",
     "closed",
     "_closing",

@@ -31,7 +31,8 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_kernels import distribution_stats, exact_match_verify, kv_commit, kv_slots, rejection_verify, replay_sample
-from specdec_kernels.random import ACCEPT
+from specdec_kernels import random as random_module
+from specdec_kernels.random import ACCEPT, DRAFT_BLOCK
 
 Patch = pytest.MonkeyPatch
 chain_module: Any = import_module("specdec_kernels.ops.rejection_verify.reference")  # the attribute is the operator
@@ -150,6 +151,7 @@ def one_stream_for_all_purposes(patch: Patch) -> None:
     """Draft tokens, acceptance tests and recovered tokens use the same random words."""
     patch.setattr(draw_module, "DRAFT", ACCEPT)
     patch.setattr(chain_module, "RECOVER", ACCEPT)
+    patch.setattr(random_module, "_BLOCK_STREAM", {ACCEPT: DRAFT_BLOCK})
     patch.setattr(draft_model_module, "draft_sample", draw_module.draft_sample)
     plant_in_rejection(patch, chain_module.rejection_verify)
 
