@@ -114,6 +114,8 @@ def replaced_folder(place: Path) -> Iterator[Path]:
         An empty folder to fill.
     """
     new, old = place.with_name(f"{place.name}.partial"), place.with_name(f"{place.name}.old")
+    if old.exists() and not place.exists():  # an earlier program ended between the two renames
+        old.rename(place)
     for each in (new, old):
         shutil.rmtree(each, ignore_errors=True)
     new.mkdir(parents=True)
