@@ -14,7 +14,7 @@ from docs.figures.draw.results import MARKS, OWN_RUN
 
 RESULTS = "benchmarks/results/drafters_cpu.json"
 UNMEASURED = "–"
-MOST_LINES = 141
+MOST_LINES = 133
 """Lines without the table of methods, which grows with the number of drafters, and without the notes of its marks."""
 
 
