@@ -136,7 +136,7 @@ tests() { # tests NAME SECONDS WORDS...: pytest in parallel, one test at a time 
 }
 
 correctness() {
-  local few=() draws=(--draws 100000 --rules rejection replay traversal)
+  local few=() draws=(--draws 100000)
   [ -z "$rehearse" ] || few=(-k "kernel_runs and tree_plan or captured and none") draws=(--draws 200 --vocab 300 --rules rejection)
   prepare
   tests tests 200 tests/gpu --maxfail=100 "${few[@]}"

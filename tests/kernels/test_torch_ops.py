@@ -134,3 +134,8 @@ def test_a_request_holds_while_a_program_is_compiled() -> None:
     torch._dynamo.reset()
     with use_backend("cuda"), pytest.raises(Exception, match="backend 'cuda' cannot serve compiled code on cpu"):
         torch.compile(program, backend=keep, fullgraph=True)(*call.arguments)
+
+
+@pytest.mark.parametrize("op", sorted(set(OPS) & set(torch_ops.LAUNCHES)))
+def test_compiled_code_for_a_gpu_calls_the_kernel_and_not_the_reference(op: str) -> None:
+    assert any("cuda" in backend.graph_devices for backend in OPS[op].backends), op

@@ -174,7 +174,7 @@ def walk_down(
     path_ptr += row.to(tl.int64) * (max_depth + 1)
     root, end = row_bounds(offsets_ptr, row, num_nodes)
     node = tl.where(root < end, root, -1)
-    last = node
+    last = tl.full((), -1, tl.int32)  # Triton would not carry an alias of `node` through the loop
     length = tl.zeros((), tl.int32)
     if node >= 0:
         seed, position = tl.load(seeds_ptr + row), tl.load(root_positions_ptr + row)

@@ -37,7 +37,7 @@ tree_plan = Op(
     _reference,
     [
         triton_backend(lazy_import(__name__, "launch:tree_plan"), _why_not_triton),
-        cpu_backend(lazy_import(__name__, "cpu_kernel:tree_plan")),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:tree_plan"), op="tree_plan"),
     ],
     key=_key,
     direct_backends=("triton",),

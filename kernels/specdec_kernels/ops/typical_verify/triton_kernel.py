@@ -91,7 +91,7 @@ def walk_typical(
             at = tl.load(parents_ptr + at, mask=at > root, other=-1)
     tl.debug_barrier()
     node = tl.where(root < end, root, -1)
-    last = node
+    last = tl.full((), -1, tl.int32)  # Triton would not carry an alias of `node` through the loop
     length = tl.zeros((), tl.int32)
     while node >= 0:
         tl.store(path_ptr + length, node)
