@@ -121,7 +121,8 @@ def _times(name: str, found: dict[str, Any]) -> str:
 
 def roofline(found: dict[str, Any]) -> str:
     """A figure of the calls that multiply: TFLOP/s over operations per byte, under the ceilings of the same run."""
-    copy, most = found["machine"]["copy"] / 1e3, found["machine"]["multiply"]  # TB/s, TFLOP/s
+    machine = found["machine"]
+    memory, most = max(machine["copy"], machine["read"]) / 1e3, machine["multiply"]  # TB/s, TFLOP/s
     points = [
         (2 * row["products"] / row["bytes"], row["teraflops_per_s"], f"{row['op']} ({row['backend']}) {row['sizes']}")
         for row in found["times"] if row["microseconds"] and row["products"]
@@ -131,7 +132,7 @@ def roofline(found: dict[str, Any]) -> str:
     wide, high, left = 640, 300, 50
     least, largest = (
         log10(min(each[0] for each in points) / 2),
-        log10(max(max(each[0] for each in points), most / copy) * 2),
+        log10(max(max(each[0] for each in points), most / memory) * 2),
     )
     bottom, top = log10(min(each[1] for each in points) / 2), log10(max(most, *(each[1] for each in points)) * 2)
 
@@ -139,7 +140,7 @@ def roofline(found: dict[str, Any]) -> str:
         across = (log10(intensity) - least) / (largest - least)
         return left + across * (wide - left - 10), (high - 30) * (1 - (log10(speed) - bottom) / (top - bottom)) + 5
 
-    corners = [at(10**least, max(10**least * copy, 10**bottom)), at(most / copy, most), at(10**largest, most)]
+    corners = [at(10**least, max(10**least * memory, 10**bottom)), at(most / memory, most), at(10**largest, most)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
     dots = "".join(
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#1f5fae"><title>{html.escape(words)}</title></circle>'

@@ -14,7 +14,7 @@ from oracles import heads, models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_kernels import OPS, tree_attention, use_backend
-from specdec_kernels.dispatch import meta_kernels, torch_ops
+from specdec_kernels.dispatch import extension, meta_kernels, torch_ops
 from specdec_kernels.testing.agreement import TOLERANCE, check, difference, make_sample, make_timed_sample, tensors_in
 from specdec_kernels.testing.samples_attention import Sizes
 from specdec_kernels.testing.samples_options import OPTIONS
@@ -72,6 +72,7 @@ def test_graph_steps_write_the_same_text(kind: str, temperature: float, tmp_path
 @pytest.mark.parametrize("op", sorted(set(OPS) & set(torch_ops.LAUNCHES)))
 def test_the_dispatcher_serves_tensors_on_a_gpu(op: str) -> None:
     name = f"specdec::{op}"
+    assert extension.unavailable_reason() is None  # loads it
     assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA") and op in meta_kernels.FAKES
     call = make_sample(op, Sizes(), "cuda")
     want = make_sample(op, Sizes(), "cuda")

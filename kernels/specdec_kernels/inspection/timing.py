@@ -44,7 +44,7 @@ class Timing:
         microseconds: Median over the rounds; None if there is no time.
         gigabytes_per_s: Memory rate at the median.
         teraflops_per_s: Arithmetic rate at the median; None without multiplications.
-        share: Fraction of the device's measured copy rate or multiplication rate, whichever is larger.
+        share: Fraction of the device's measured memory rate or multiplication rate, whichever is larger.
         reason: Why there is no time.
         cached: Whether the data fit in the last-level cache, so that `share` may exceed 1.
         p10: 10th percentile over the rounds, in microseconds.
@@ -90,6 +90,11 @@ class Ceilings:
     copy: float
     read: float
     multiply: float
+
+    @property
+    def memory(self) -> float:
+        """GB/s: the faster of copy and sum. On an H200 a copy in a CUDA graph reaches two thirds of the sum's rate."""
+        return max(self.copy, self.read)
 
 
 Peers = Callable[[str, torch.device, int, tuple[Sizes, ...]], Iterator[Timing]]
@@ -332,7 +337,7 @@ def make_timing(
         spread.median * 1e6,
         rate,
         flops if calls[0].products else None,
-        max(rate / limit.copy, flops / limit.multiply) if limit else None,
+        max(rate / limit.memory, flops / limit.multiply) if limit else None,
         cached=in_cache(calls, device),
         p10=spread.p10 * 1e6,
         p90=spread.p90 * 1e6,

@@ -76,9 +76,8 @@ def chain(sizes: Sizes) -> Call:
     source = (torch.arange(count) - 1).clamp(min=0).int()
     arguments = (likely_tokens(sizes, matrix), offsets(sizes), torch.ones(count, dtype=torch.int8), source)
     sides = dist(matrix, sizes.top_p), dist(draft_logits(sizes, matrix))
-    return Call(
-        (*arguments, *sides, None, *seeds(sizes.rows)), {"max_depth": sizes.nodes - 1}, bytes=2 * size_of(matrix)
-    )
+    last = 2 * size_of(matrix) // sizes.nodes  # both distributions at the end of each chain
+    return Call((*arguments, *sides, None, *seeds(sizes.rows)), {"max_depth": sizes.nodes - 1}, bytes=last)
 
 
 def draft_logits(sizes: Sizes, matrix: Tensor) -> Tensor:
@@ -118,7 +117,7 @@ def chain_logits(sizes: Sizes) -> Call:
     call = chain(sizes)
     *nodes, target, draft, ids, own, roots = call.arguments
     arguments = (*nodes, target[0], settings(len(target[0]), sizes.top_p), draft, ids, own, roots)
-    return replace(call, arguments=arguments)
+    return replace(call, arguments=arguments, bytes=size_of(target[0]) + call.bytes // 2)
 
 
 def replay_walk(sizes: Sizes) -> Call:
