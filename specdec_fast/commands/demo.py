@@ -49,7 +49,9 @@ def demo(
     ] = 4,
     max_new_tokens: Annotated[
         int,
-        typer.Option("--max-new-tokens", help="Maximum number of new tokens per prompt.", rich_help_panel="Workload"),
+        typer.Option(
+            "--max-new-tokens", min=1, help="Maximum number of new tokens per prompt.", rich_help_panel="Workload"
+        ),
     ] = 48,
     repeats: Annotated[
         int | None,
