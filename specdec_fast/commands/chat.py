@@ -51,9 +51,7 @@ def chat(
     grammar_backend: grammar_options.GrammarBackend = "llguidance",
     max_new_tokens: Annotated[
         int,
-        typer.Option(
-            "--max-new-tokens", min=1, help="Maximum number of tokens of an answer.", rich_help_panel=options.LENGTH
-        ),
+        typer.Option("--max-new-tokens", help="Maximum number of tokens of an answer.", rich_help_panel=options.LENGTH),
     ] = 1024,
     min_new_tokens: options.MinNewTokens = 0,
     stop: options.Stop = None,

@@ -85,9 +85,7 @@ def generate(
     grammar_backend: grammar_options.GrammarBackend = "llguidance",
     max_new_tokens: Annotated[
         int,
-        typer.Option(
-            "--max-new-tokens", min=1, help="Maximum number of tokens to generate.", rich_help_panel=options.LENGTH
-        ),
+        typer.Option("--max-new-tokens", help="Maximum number of tokens to generate.", rich_help_panel=options.LENGTH),
     ] = 128,
     min_new_tokens: options.MinNewTokens = 0,
     stop: options.Stop = None,
