@@ -1,4 +1,4 @@
-"""Mistakes in what takes part in a step, planted one at a time: sources that pause, and requests that are left out."""
+"""Mistakes in what takes part in a step, sources that pause, requests that wait or want no token."""
 
 from __future__ import annotations
 
@@ -131,8 +131,26 @@ def pending_steps_are_forgotten(patch: Patch) -> None:
     patch.setattr(Scheduler, "_keep_only", broken)
 
 
+def requests_of_no_tokens_decode(patch: Patch) -> None:
+    """A request that wants no token takes part in a step."""
+    patch.setattr(Scheduler, "_end_without_text", lambda self, clock: [])
+
+
+def requests_of_no_tokens_keep_their_rows(patch: Patch) -> None:
+    """A request that wants no token ends and holds its row until the next step."""
+
+    def broken(self: Any, clock: Any) -> list[Handle]:
+        ended = [handle for handle in self._running.values() if not handle.params.max_new_tokens]
+        for handle in ended:
+            handle.finish("length")
+        return ended
+
+    patch.setattr(Scheduler, "_end_without_text", broken)
+
+
 REST, AUTO = "adaptive/test_rest.py", "drafters/test_auto.py"
 SOME = "engine/test_pressure.py", "test_steps_of_some_requests_leave_the_others_waiting"
+NONE = "engine/test_prompt_logprobs.py", "test_requests_of_no_tokens_end_after_their_prefill"
 MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (parts_never_pause, REST, "test_pauses_double_up_to_the_longest", ()),
     (parts_never_pause, AUTO, "test_a_source_that_may_rest_pauses_while_it_saves_nothing", ()),
@@ -148,6 +166,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (requests_left_out_are_lost, *SOME, ("none", "sync")),
     (requests_left_out_lose_a_token, *SOME, ("none", "sync")),
     (pending_steps_are_forgotten, *SOME, ("draft_model", "graph")),
+    (requests_of_no_tokens_decode, *NONE, ("none", "sync")),
+    (requests_of_no_tokens_keep_their_rows, *NONE, ("none", "sync")),
 ]
 
 
