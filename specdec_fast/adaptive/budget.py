@@ -130,9 +130,7 @@ class Goodput:
         first_rate: Acceptance rate of a depth that was never tested.
         probe: Steps without drafts until the next try. A try costs at most half a plain step more. The interval doubles
             with every try without effect, up to 64 times.
-        refresh: Steps with drafts between two measurements of a step without.
         margin: Required gain, as a share of the speed.
-        free: Drafter work below this share of a plain step's time counts as free.
 
     Raises:
         ValueError: If an option is out of range.
@@ -143,16 +141,14 @@ class Goodput:
 
     name = "goodput"
 
-    def __init__(
-        self, first_rate: float = 0.7, probe: int = 32, refresh: int = 64, margin: float = 0.02, free: float = 0.005
-    ) -> None:
+    def __init__(self, first_rate: float = 0.7, probe: int = 32, margin: float = 0.02) -> None:
         if not 0 <= first_rate <= 1:
             raise ValueError(f"goodput first_rate: got {first_rate}; expected a number in [0, 1]")
-        if probe < 1 or refresh < 1:
-            raise ValueError(f"goodput probe, refresh: got {probe}, {refresh}; expected at least 1")
-        if not margin >= 0 or not free >= 0:
-            raise ValueError(f"goodput margin, free: got {margin}, {free}; expected 0 or more")
-        self._probe, self._refresh, self._margin, self._free = probe, refresh, margin, free
+        if probe < 1:
+            raise ValueError(f"goodput probe: got {probe}; expected at least 1")
+        if not margin >= 0:
+            raise ValueError(f"goodput margin: got {margin}; expected 0 or more")
+        self._probe, self._margin = probe, margin
         self._cost_model = CostModel(first_rate)
         self._verify_times, self._propose_times = TimeTable(), TimeTable()
         self._warmup_budgets = list(WARMUP_BUDGETS)
@@ -169,7 +165,7 @@ class Goodput:
         times = measure_pass_times(target, sorted({1, min(4, 1 + max_nodes), 1 + max_nodes}))
         if times is not None:
             self._verify_times.prior, self._warmup_budgets = times, []
-            self._refresh_interval = min(_FIRST_REFRESH, self._refresh)
+            self._refresh_interval = _FIRST_REFRESH
 
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         """Returns the budgets with the best measured goodput, or those of a measurement."""
@@ -195,8 +191,8 @@ class Goodput:
         self._idle_steps, self._draft_steps = 0, self._draft_steps + 1
         # the first step without drafts follows soon, to check the measurement
         if self._draft_steps >= self._refresh_interval:
-            self._draft_steps, self._refresh_interval = 0, min(2 * self._refresh_interval, self._refresh)
-            self._probe_interval = self._probe if self._refresh_interval == self._refresh else self._probe_interval
+            self._draft_steps, self._refresh_interval = 0, min(2 * self._refresh_interval, _REFRESH)
+            self._probe_interval = self._probe if self._refresh_interval == _REFRESH else self._probe_interval
             return [0] * len(budgets)
         return budgets
 
@@ -234,7 +230,7 @@ class Goodput:
         heap = [(own[0] - own[1], at) for at, own in enumerate(gains) if len(own) > 1]
         heapify(heap)
         count, tokens, plain = len(rows), float(len(rows)), max(verify[len(rows)], 1e-9)
-        nodes, order, free, seconds = [0] * len(rows), [], self._free * plain, plain
+        nodes, order, free, seconds = [0] * len(rows), [], _FREE * plain, plain
         best, keep, widest, likeliest = tokens / plain, 0, 0, 0.0
         while heap:
             gain, at = heap[0]
@@ -263,6 +259,14 @@ WARMUP_BUDGETS = (0, 4, 2, 0, 6, 0)
 
 _IDLE_STEPS_PER_DECISION = 4
 """Steps without drafts for one computation of the best budgets."""
+
+
+_FREE = 0.005
+"""Drafter work below this share of a plain step's time counts as free."""
+
+
+_REFRESH = 64
+"""Steps with drafts between two measurements of a step without."""
 
 
 _FIRST_REFRESH = 16

@@ -89,8 +89,10 @@ def demo(
         fused_forward=fused_forward,
         budget=budget,
     )
+    from specdec_fast.commands.sampling_options import check_length
     from specdec_fast.sampling.params import SamplingParams
 
+    check_length(max_new_tokens)
     temperatures = temperature or ([0.0] if rule == "greedy" else list(_DEFAULT_TEMPERATURES))
     params = [SamplingParams(temperature=t, max_new_tokens=max_new_tokens, seed=seed) for t in temperatures]
     out, err = make_console(), make_console(stderr=True)

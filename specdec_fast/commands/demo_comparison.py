@@ -70,16 +70,6 @@ class Comparison:
         return first_difference(self.plain.tokens, self.speculative.tokens)
 
     @property
-    def plain_speed(self) -> float:
-        """Tokens per second; the median over the rounds."""
-        return len(self.plain.tokens) / median(self.plain_seconds)
-
-    @property
-    def speculative_speed(self) -> float:
-        """Tokens per second; the median over the rounds."""
-        return len(self.speculative.tokens) / median(self.speculative_seconds)
-
-    @property
     def ratios(self) -> list[float]:
         """Speed-up of each round."""
         tokens = len(self.speculative.tokens) / len(self.plain.tokens)

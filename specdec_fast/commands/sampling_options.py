@@ -30,6 +30,7 @@ def read_params(ctx: typer.Context) -> SamplingParams:
     from specdec_fast.sampling.params import SamplingParams
 
     found = dict(ctx.params)
+    check_length(found["max_new_tokens"])
     if found["temperature"] is None:
         found["temperature"] = 0.0 if found["rule"] == "greedy" else 1.0
     found |= {
@@ -40,6 +41,12 @@ def read_params(ctx: typer.Context) -> SamplingParams:
     }
     names = {each.name for each in fields(SamplingParams)}
     return SamplingParams(**{name: value for name, value in found.items() if name in names})
+
+
+def check_length(max_new_tokens: int) -> None:
+    """Raises ValueError for a command that would write no text."""
+    if max_new_tokens < 1:
+        raise ValueError(f"--max-new-tokens: got {max_new_tokens}; expected at least 1")
 
 
 def given_fields(ctx: typer.Context) -> set[str]:

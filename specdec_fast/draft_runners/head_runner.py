@@ -23,6 +23,8 @@ from specdec_fast.interfaces import Acceptance, Slots, StateView, TargetOutput
 from specdec_fast.targets import attention
 from specdec_fast.targets.output_scaling import check_projection
 
+_PAGE_SIZE = 16
+
 
 class PagedHead:
     """A trained head with a paged cache. Capacities, device and dtype are the target's.
@@ -30,7 +32,6 @@ class PagedHead:
     Args:
         head: A module of specdec_fast/heads/ with `aux_hidden_states`, `fuse`, `forward` and `read`.
         target: The target, whose embedding and projection the head may use.
-        page_size: Tokens per page.
 
     Attributes:
         aux_hidden_states: Hidden states of the target that the head reads.
@@ -42,7 +43,7 @@ class PagedHead:
         ValueError: If the head needs the target's projection and the target has no usable one.
     """
 
-    def __init__(self, head: Any, target: Any, *, page_size: int = 16) -> None:
+    def __init__(self, head: Any, target: Any) -> None:
         check_projection(head, target)
         attention.register()
         device = target.device
@@ -56,8 +57,8 @@ class PagedHead:
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.cache = PagedCache(
             [LayerShape(config.num_key_value_heads, dim, dim)] * config.num_hidden_layers,
-            num_pages=rows * -(-length // page_size) + 1,
-            page_size=page_size,
+            num_pages=rows * -(-length // _PAGE_SIZE) + 1,
+            page_size=_PAGE_SIZE,
             max_rows=rows,
             max_length=length,
             dtype=target.dtype,

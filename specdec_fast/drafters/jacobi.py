@@ -108,11 +108,7 @@ class JacobiDrafter:
         """Keeps the target's choices behind the accepted tokens: they are the next guess."""
         if draft is not self._last:
             return
-        choice = acceptance.node_choice
-        if choice is None:
-            assert output.logits is not None
-            choice = output.logits.argmax(1)
-        choices, first = choice.tolist(), 0
+        choices, first = acceptance.read_node_choice(output), 0
         accepted = acceptance.read_num_accepted()
         for row, count, num_accepted in zip(draft.host_rows(), draft.counts, accepted):
             state = self._rows.get(row)

@@ -113,11 +113,7 @@ class LookaheadDrafter:
         last, windows = self._last
         if draft is not last or not windows:
             return
-        choice = acceptance.node_choice
-        if choice is None:
-            assert output.logits is not None
-            choice = output.logits.argmax(1)
-        choices, start = choice.tolist(), 0
+        choices, start = acceptance.read_node_choice(output), 0
         tokens = draft.tokens[draft.offsets[:-1].long()].tolist()
         for at, (row, count) in enumerate(zip(draft.host_rows(), draft.counts)):
             state = self._rows.get(row)

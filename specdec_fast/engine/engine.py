@@ -262,6 +262,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             with clock.time("prefill"):
                 self._reserve_pages()
                 self._admit_queued(only)
+            ended = self._end_without_text(clock)
             graph = self.step_mode == "graph"
             if self._graph_runner.active and (self._graph_runner.memory_freed or not graph):
                 self._drain_pending()
@@ -271,8 +272,10 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             elif handles:
                 self._sync_step(handles, clock)
                 self._failures.record_sync_step()
+            else:
+                self._account_and_retire([], clock)
             self._cancel_abandoned()  # streams that were dropped meanwhile
-            updated, self._updated_handles = list(dict.fromkeys([*self._updated_handles, *handles])), []
+            updated, self._updated_handles = list(dict.fromkeys([*self._updated_handles, *ended, *handles])), []
             return updated
 
     def _sync_step(self, handles: list[Handle], clock: Clock) -> None:

@@ -128,10 +128,10 @@ class Handle:
         return kept
 
     def finish(self, reason: str, error: Exception | None = None) -> None:
-        """Ends the request from outside.
+        """Ends the request without another token.
 
         Args:
-            reason: The `finish_reason`, "cancelled" or "error".
+            reason: The `finish_reason`: "cancelled", "error", or "length" if no token was wanted.
             error: The exception that ended the request. If the text cannot be made, that exception is kept instead of
                 None.
         """
@@ -196,8 +196,9 @@ def create_handle(
     if params.stop and tokenizer is None:
         raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")
     limit = cache.max_length
-    if len(tokens) >= limit:
-        raise ValueError(f"prompt: got {len(tokens)} tokens; expected fewer than {explain_context_limit(target)}")
+    if len(tokens) > limit or (len(tokens) == limit and params.max_new_tokens):
+        bound = "fewer than" if params.max_new_tokens else "at most"
+        raise ValueError(f"prompt: got {len(tokens)} tokens; expected {bound} {explain_context_limit(target)}")
     longest = min(len(tokens) + params.max_new_tokens, limit)
     needed, available = cache.pages_for(longest), cache.pages.num_pages - 1
     if needed > available:

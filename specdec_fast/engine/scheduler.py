@@ -204,6 +204,15 @@ class Scheduler(ABC):
             leaving.callback(self._prefixes.leave, handle, row, self.state.tokens(row))
             leaving.callback(self._graph_runner.leave, row)
 
+    def _end_without_text(self, clock: Clock) -> list[Handle]:
+        """Ends the requests that generate nothing, after their prefill. Returns them."""
+        ended = [handle for handle in self._running.values() if not handle.params.max_new_tokens]
+        for handle in ended:
+            handle.finish("length")
+            handle.stats.seconds["prefill"] += clock.seconds["prefill"]
+            self._retire(handle)
+        return ended
+
     def _account_and_retire(self, handles: Sequence[Handle], clock: Clock) -> None:
         """Adds the seconds of a step to its requests, and retires those that have ended."""
         for handle in handles:

@@ -124,9 +124,7 @@ def load_mtp(source: str | Path, target: Any, own_tables: bool = True) -> MtpHea
     return head
 
 
-def save_mtp(
-    folder: Path, head: MtpHead, num_layers: int, *, layout: str = "deepseek", facts: Mapping[str, Any] | None = None
-) -> None:
+def save_mtp(folder: Path, head: MtpHead, num_layers: int, *, layout: str = "deepseek") -> None:
     """Writes a module in a public layout, without its target.
 
     Args:
@@ -134,7 +132,6 @@ def save_mtp(
         head: The module.
         num_layers: Layers of the target.
         layout: "deepseek", "qwen" or "mimo".
-        facts: Further fields of config.json.
 
     Raises:
         ValueError: If the layout is unknown, or if it joins the module's inputs in another order.
@@ -148,7 +145,7 @@ def save_mtp(
     fields = {key: value for key, value in head.config.to_dict().items() if not key.startswith("_")}
     fields |= {"num_hidden_layers": num_layers, "num_nextn_predict_layers": 1}
     fields["dtype"] = str(next(head.parameters()).dtype).partition(".")[2]
-    write_checkpoint(folder, {**fields, **(facts or {})}, tensors, FILE)
+    write_checkpoint(folder, fields, tensors, FILE)
 
 
 def _layout_key(key: str, layout: str, number: int) -> str:

@@ -42,6 +42,15 @@ class Acceptance:
         """
         return self.num_accepted.tolist() if self.num_accepted_host is None else self.num_accepted_host
 
+    def read_node_choice(self, output: TargetOutput) -> list[int]:
+        """Returns the target's own choice at every node as host integers: the rule's, or else the likeliest token."""
+        choice = self.node_choice
+        if choice is None:
+            assert output.logits is not None
+            choice = output.logits.argmax(1)
+        found: list[int] = choice.tolist()
+        return found
+
 
 @dataclass(slots=True, eq=False)
 class Rng:

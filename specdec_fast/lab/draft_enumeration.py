@@ -64,16 +64,23 @@ def repeated(q: Distribution, other: Distribution, count: int, depth: int) -> Si
     )
 
 
+def _with_a_sample(
+    found: list[tuple[Fraction, list[Proposal]]], dist: Distribution
+) -> list[tuple[Fraction, list[Proposal]]]:
+    """Adds an independent sample to lists of proposals and their chances."""
+    return [
+        (chance * weight, [*picks, Proposal(token, ProposalKind.SAMPLED, dist)])
+        for chance, picks in found
+        for token, weight in enumerate(dist)
+        if weight
+    ]
+
+
 def sampled(q: Distribution, other: Distribution, count: int, depth: int) -> Siblings:
     """Proposes independent samples of q."""
     found: list[tuple[Fraction, list[Proposal]]] = [(Fraction(1), [])]
     for _ in range(count):
-        found = [
-            (chance * weight, [*picks, Proposal(token, ProposalKind.SAMPLED, q)])
-            for chance, picks in found
-            for token, weight in enumerate(q)
-            if weight
-        ]
+        found = _with_a_sample(found, q)
     yield from found
 
 
@@ -124,13 +131,7 @@ def mixed(q: Distribution, other: Distribution, count: int, depth: int) -> Sibli
             top = max(range(len(q)), key=lambda token: (q[token], -token))
             found = [(chance, [*picks, Proposal(top, ProposalKind.DETERMINISTIC, None)]) for chance, picks in found]
             continue
-        dist = q if kind == 1 else other
-        found = [
-            (chance * weight, [*picks, Proposal(token, ProposalKind.SAMPLED, dist)])
-            for chance, picks in found
-            for token, weight in enumerate(dist)
-            if weight
-        ]
+        found = _with_a_sample(found, q if kind == 1 else other)
     yield from found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from specdec_fast.engine.engine import Engine
 from specdec_fast.engine.prompts import Prompt
 from specdec_fast.interfaces import Drafter, Rule
 from specdec_fast.loading.model_options import ModelOptions
-from specdec_fast.loading.model_targets import find_model
+from specdec_fast.loading.model_targets import FoundModel, find_model
 from specdec_fast.loading.models import check_device, resolve_dtype
 from specdec_fast.loading.sampling_defaults import check_sampling, resolve_defaults
 from specdec_fast.loading.tokenizers import check_same_tokenizer, eos_ids, load_tokenizer
@@ -136,24 +137,7 @@ def load(
     wanted = resolve_dtype(dtype)
     check_sampling(sampling)
     selected, policy = get_rule(rule), budget_for(budget)
-    if drafter == NO_DRAFTER and draft is not None:
-        raise ValueError(f"draft: got a draft model and drafter {drafter!r}; expected only one of them")
-    unsaid = drafter is None and draft is None and num_draft_tokens is None
-    name = None if drafter == NO_DRAFTER else drafter or ("draft_model" if draft is not None else None)
-    options: dict[str, Any] = {**(drafter_options or {})}
-    if name is None and options:
-        raise ValueError(f"drafter_options: got {options} and no drafter; expected drafter=NAME, which takes them")
-    if name is None and num_draft_tokens:
-        raise ValueError(f"num_draft_tokens {num_draft_tokens}: got no drafter; pass draft=MODEL or drafter=NAME")
-    if num_draft_tokens is not None:
-        options["num_draft_tokens"] = num_draft_tokens
-    if name is not None:  # checked before anything is loaded
-        check_draft_model(name, draft is not None)
-        check_option_names(name, options)
-    if draft is not None and name is not None and not may_take_draft(name):
-        takers = [each for each in drafter_names() if may_take_draft(each)]
-        raise ValueError(f"draft: got a draft model and drafter {name!r}; expected {' or '.join(takers)}, or no draft")
-
+    name, options = _check_drafter(drafter, draft is not None, {**(drafter_options or {})}, num_draft_tokens)
     files = ModelOptions(revision, trust_remote_code, device_map, adapter, weights, model_options or {})
     draft_files = ModelOptions(trust_remote_code=trust_remote_code, more=draft_model_options or {})
     files.check(device, dtype=wanted)
@@ -162,13 +146,7 @@ def load(
         raise ValueError(f"draft_model_options: got {draft_model_options} and no draft model; expected draft=MODEL")
     with ExitStack() as undo:  # a refused engine leaves models as they were
         found = find_model(target, dtype, device, "model", files, with_tokenizer=tokenizer is None)
-        if isinstance(tokenizer, (str, Path)):
-            place, tokenizer = tokenizer, load_tokenizer(tokenizer, files.elsewhere())
-            if tokenizer is None:
-                expected = "expected a folder, GGUF file or hub id that has one"
-                raise ValueError(f"tokenizer: got {str(place)!r}, which has none; {expected}")
-        elif tokenizer is None:
-            tokenizer = found.tokenizer
+        tokenizer = found.tokenizer if tokenizer is None else _find_tokenizer(tokenizer, files)
         vocab_size = None if tokenizer is None else vocabulary_size(tokenizer)
         shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
         sizes: dict[str, Any] = {"max_length": max_length, "num_pages": num_pages, "vocab_size": vocab_size}
@@ -181,76 +159,175 @@ def load(
         ends = [token for token in eos_ids(found.model, tokenizer) if 0 <= token < ours.vocab_size]
         ids = ends if eos_token_ids is None else eos_token_ids
         defaults = resolve_defaults(sampling, getattr(found.model, "generation_config", None), ids, ours.vocab_size)
+        why_rule, why_drafter = None, None
+        if drafter is None and draft is None and num_draft_tokens is None:
+            reason = _why_not_by_default(ours, selected, temperature, policy, step_mode, compile)
+            name = BY_DEFAULT if reason is None else None
+            why_drafter = f"none was named, and {reason or 'no draft model was given'}"
 
         def open_draft() -> HuggingFaceTarget:
             assert draft is not None
             small = find_model(draft, dtype, device, "draft", draft_files)
-            if not small.is_given:
-                widen_small_model(small.model)
-            theirs, size = small.tokenizer, vocab_size
-            if options.get("tokenizers", "same") == "same":
-                check_same_tokenizer(tokenizer, theirs, ours.vocab_size)
-            elif theirs is not None:
-                size = vocabulary_size(theirs)
             if small.model is found.model:
                 raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
-            opened = small.open("draft", max_length=ours.max_length, vocab_size=size, fused_forward=None, **shape)
-            undo.callback(opened.close)
-            if opened.max_length < ours.max_length:
-                log.warning(
-                    "draft: its context is %d, the engine's %d; longer texts are decoded without drafts",
-                    opened.max_length,
-                    ours.max_length,
-                )
-            opened.tokenizer = theirs
-            return opened
+            own_vocabulary = options.get("tokenizers", "same") != "same"
+            return _open_draft(small, ours, tokenizer, vocab_size, own_vocabulary, shape, undo)
 
-        drafts: list[HuggingFaceTarget] = []
+        def estimate(made: Drafter) -> Any:
+            requests = sample(defaults) if callable(sample) else sample
+            sample_budget = policy if hasattr(policy, "configure_drafter") else "fixed"
+            return sample_ways(ours, made, requests, tokenizer, sample_budget) if requests else None
 
-        def make(prefers: str) -> Drafter:
-            """Builds the drafter. Each call reuses the draft models of the one before, in the order of opening."""
-            numbers = count()
-
-            def next_draft() -> HuggingFaceTarget:
-                at = next(numbers)
-                if at == len(drafts):
-                    drafts.append(open_draft())
-                return drafts[at]
-
-            take = None if draft is None else next_draft
-            return make_drafter(name or "", options, target=ours, tokenizer=tokenizer, draft=take, prefers=prefers)
-
-        made, why, why_drafter = None, None, None
-        if unsaid:
-            reason = _why_not_by_default(ours, selected, temperature, policy, step_mode, compile)
-            name = BY_DEFAULT if reason is None else None
-            why_drafter = f"none was named, and {reason or 'no draft model was given'}"
+        made, drafts = None, list[HuggingFaceTarget]()
         if name is not None:
-            prefers = getattr(selected, "prefers", "coupled")
-            made = make(prefers)
-            preferred = getattr(rule_for(selected, made.needs, temperature)[0], "prefers", prefers)
-            choose: Any = getattr(selected, "choose_rule", None)
-            undecided = choose is not None and made.needs.dists and temperature != 0 and sample
-            requests: Sequence[tuple[Prompt, SamplingParams]] = ()
-            if undecided and not make("greedy").needs.dists:  # the options do not fix how tokens are picked
-                requests = sample(defaults) if callable(sample) else sample
-            if requests:
-                sample_budget = policy if hasattr(policy, "configure_drafter") else "fixed"
-                estimates = sample_ways(ours, made, requests, tokenizer, sample_budget)
-                selected, why, preferred = choose(made.needs, temperature, estimates)
-                made = make(preferred)  # a fresh drafter, which has not seen the sample
-            elif preferred != prefers:  # the rule that `best` chose prefers another way to pick
-                made = make(preferred)
-        if made is not None and hasattr(policy, "calibrate"):
-            policy.calibrate(ours, getattr(made, "num_draft_tokens", 1))
+            open_next = None if draft is None else open_draft
+            build = partial(_build_drafter, name, options, ours, tokenizer, open_next, drafts)
+            made, selected, why_rule = _fit_drafter(build, selected, temperature, estimate if sample else None)
+            if hasattr(policy, "calibrate"):
+                policy.calibrate(ours, getattr(made, "num_draft_tokens", 1))
         given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
         given |= {"prefix_sharing": prefix_sharing, "default_params": defaults}
         engine = Engine(ours, made, rule=selected, eos_token_ids=ids, temperature=temperature, **given)
-        engine.why_rule, engine.why_drafter = why or engine.why_rule, why_drafter
+        engine.why_rule, engine.why_drafter = why_rule or engine.why_rule, why_drafter
         for each in drafts:
             engine.on_close(each.close)
         undo.pop_all()
     return engine
+
+
+def _check_drafter(
+    drafter: str | None, has_draft: bool, options: dict[str, Any], num_draft_tokens: int | None
+) -> tuple[str | None, dict[str, Any]]:
+    """Returns the name of the drafter, None for none, and its options. It checks them before anything is loaded.
+
+    Raises:
+        ValueError: If they do not fit together.
+    """
+    if drafter == NO_DRAFTER and has_draft:
+        raise ValueError(f"draft: got a draft model and drafter {drafter!r}; expected only one of them")
+    name = None if drafter == NO_DRAFTER else drafter or ("draft_model" if has_draft else None)
+    if name is None and options:
+        raise ValueError(f"drafter_options: got {options} and no drafter; expected drafter=NAME, which takes them")
+    if name is None and num_draft_tokens:
+        raise ValueError(f"num_draft_tokens {num_draft_tokens}: got no drafter; pass draft=MODEL or drafter=NAME")
+    if num_draft_tokens is not None:
+        options["num_draft_tokens"] = num_draft_tokens
+    if name is not None:
+        check_draft_model(name, has_draft)
+        check_option_names(name, options)
+        if has_draft and not may_take_draft(name):
+            takers = " or ".join(each for each in drafter_names() if may_take_draft(each))
+            raise ValueError(f"draft: got a draft model and drafter {name!r}; expected {takers}, or no draft")
+    return name, options
+
+
+def _find_tokenizer(tokenizer: Any, files: ModelOptions) -> Any:
+    """Returns a tokenizer that is given as it is, or by a folder, GGUF file or hub id."""
+    if not isinstance(tokenizer, (str, Path)):
+        return tokenizer
+    found = load_tokenizer(tokenizer, files.elsewhere())
+    if found is None:
+        expected = "expected a folder, GGUF file or hub id that has one"
+        raise ValueError(f"tokenizer: got {str(tokenizer)!r}, which has none; {expected}")
+    return found
+
+
+def _open_draft(
+    small: FoundModel,
+    target: HuggingFaceTarget,
+    tokenizer: Any,
+    vocab_size: int | None,
+    own_vocabulary: bool,
+    shape: Mapping[str, Any],
+    undo: ExitStack,
+) -> HuggingFaceTarget:
+    """Opens a draft model for a target.
+
+    Args:
+        small: The draft model.
+        target: The target.
+        tokenizer: Tokenizer of the target, or None.
+        vocab_size: Size of its vocabulary, or None.
+        own_vocabulary: Whether the draft model may have another tokenizer.
+        shape: Further arguments of the target, which both models share.
+        undo: Closes the draft model if the engine is refused.
+
+    Returns:
+        The draft model.
+
+    Raises:
+        ValueError: If the models do not fit together.
+    """
+    if not small.is_given:
+        widen_small_model(small.model)
+    if not own_vocabulary:
+        check_same_tokenizer(tokenizer, small.tokenizer, target.vocab_size)
+    elif small.tokenizer is not None:
+        vocab_size = vocabulary_size(small.tokenizer)
+    opened = small.open("draft", max_length=target.max_length, vocab_size=vocab_size, fused_forward=None, **shape)
+    undo.callback(opened.close)
+    if opened.max_length < target.max_length:
+        log.warning(
+            "draft: its context is %d, the engine's %d; longer texts are decoded without drafts",
+            opened.max_length,
+            target.max_length,
+        )
+    opened.tokenizer = small.tokenizer
+    return opened
+
+
+def _build_drafter(
+    name: str,
+    options: Mapping[str, Any],
+    target: HuggingFaceTarget,
+    tokenizer: Any,
+    open_draft: Callable[[], HuggingFaceTarget] | None,
+    drafts: list[HuggingFaceTarget],
+    prefers: str,
+) -> Drafter:
+    """Builds a drafter. It takes `drafts`, in the order of opening, before it opens further draft models."""
+    numbers = count()
+
+    def next_draft() -> HuggingFaceTarget:
+        at = next(numbers)
+        if at == len(drafts):
+            assert open_draft is not None
+            drafts.append(open_draft())
+        return drafts[at]
+
+    take = None if open_draft is None else next_draft
+    return make_drafter(name, options, target=target, tokenizer=tokenizer, draft=take, prefers=prefers)
+
+
+def _fit_drafter(
+    build: Callable[[str], Drafter],
+    rule: Rule,
+    temperature: float | None,
+    estimate: Callable[[Drafter], Any] | None,
+) -> tuple[Drafter, Rule, str | None]:
+    """Builds the drafter that picks tokens as the rule prefers. Rule `best` chooses by a sample of requests.
+
+    Args:
+        build: Builds a drafter that picks tokens in a given way.
+        rule: The verification rule.
+        temperature: Temperature of all requests if it is known.
+        estimate: Measures ways to draft on a sample, or returns None for an empty one. None if there is no sample.
+
+    Returns:
+        The drafter, the rule, and why it verifies if a sample decided.
+    """
+    prefers = getattr(rule, "prefers", "coupled")
+    made = build(prefers)
+    preferred = getattr(rule_for(rule, made.needs, temperature)[0], "prefers", prefers)
+    choose: Any = getattr(rule, "choose_rule", None)
+    undecided = choose is not None and made.needs.dists and temperature != 0 and estimate is not None
+    if undecided and not build("greedy").needs.dists:  # the options do not fix how tokens are picked
+        assert estimate is not None
+        estimates = estimate(made)
+        if estimates is not None:
+            rule, why, preferred = choose(made.needs, temperature, estimates)
+            return build(preferred), rule, why  # a fresh drafter, which has not seen the sample
+    return made if preferred == prefers else build(preferred), rule, None
 
 
 def _why_not_by_default(

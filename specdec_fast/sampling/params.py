@@ -65,7 +65,8 @@ class SamplingParams:
             equal prompts give equal texts, other prompts correlated ones. Rules that do not replay key their uniforms
             by the prompt too. They add the number of the request in its engine in two cases: if drafts depend on other
             requests (`Needs.cross_request`, budget "goodput"), or if an equal prompt with that seed is running.
-        max_new_tokens: Number of generated tokens at which the text ends.
+        max_new_tokens: Number of generated tokens at which the text ends. With 0 the request ends after its prefill,
+            for `prompt_logprobs`; its prompt may fill the context.
         min_new_tokens: Number of generated tokens before which no end-of-sequence id is generated. Stop strings that
             are complete by then stay in the text.
         stop: Strings that end the text. They are not a part of it. Strings with special tokens of the tokenizer, such
@@ -143,7 +144,7 @@ class SamplingParams:
         _require(0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or a positive integer")
         _require(_SMALLEST_TOP_P <= self.top_p <= 1, "top_p", self.top_p, "a number from 1e-30 to 1, which is off")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]; 0 is off")
-        _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
+        _require(self.max_new_tokens >= 0, "max_new_tokens", self.max_new_tokens, "at least 0")
         _require(
             0 <= self.min_new_tokens <= self.max_new_tokens,
             "min_new_tokens",
@@ -195,7 +196,7 @@ class SamplingParams:
             self.forced_tokens,
             "index of a generated token -> token id, or a sequence of ids",
         )
-        last, bound = max(forced, default=0), min(self.max_new_tokens, _MAX_POSITION)
+        last, bound = max(forced, default=-1), min(self.max_new_tokens, _MAX_POSITION)
         _require(
             last < bound, "forced_tokens", last, f"an index below {bound} (max_new_tokens, at most {_MAX_POSITION})"
         )

@@ -50,15 +50,15 @@ def _read(request: ChatRequest, service: Service) -> Prompt:
         continue_final_message=bool(request.continue_final_message),
         template_options=request.chat_template_kwargs,
     )
-    check_length(tokens, engine)
     limits = {limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None}
     if len(limits) > 1:
         raise ValueError("max_tokens: got another number than max_completion_tokens; expected one of them")
-    max_tokens = limits.pop() if limits else engine.state.max_length - len(tokens)
+    max_tokens = limits.pop() if limits else max(engine.state.max_length - len(tokens), 1)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     params = read_params(
         request, engine, max_tokens=max_tokens, logprobs=logprobs, grammar_backend=service.settings.grammar_backend
     )
+    check_length(tokens, engine, params)
     if not params.ignore_eos:
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *engine.end_of_turn_ids))
     return repeat(request, tokens, params)

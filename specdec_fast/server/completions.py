@@ -12,7 +12,6 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from specdec_fast.sampling.logprobs import TokenLogprob
-from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.server.generation import Generation, Piece, Prompt, Service
 from specdec_fast.server.parameters import check_length, check_model, read_params, repeat
 from specdec_fast.server.responses import Decode, GenerationResponse, make_decode, prompt_logprobs_json
@@ -46,25 +45,20 @@ def _read(request: CompletionRequest, service: Service) -> list[Prompt]:
     if not prompts:
         raise ValueError("prompt: got an empty list; expected at least one prompt")
     max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    has_text = max_tokens != 0
-    if not (has_text or request.echo or request.prompt_logprobs is not None):
-        raise ValueError("max_tokens: got 0; expected at least 1, or 0 with echo or prompt_logprobs")
     params = read_params(
         request,
         engine,
-        max_tokens=max_tokens if has_text else 1,  # the engine ends no text without a token
+        max_tokens=max_tokens,
         logprobs=request.logprobs,
         grammar_backend=service.settings.grammar_backend,
     )
     if request.echo and request.logprobs is not None:
         params = replace(params, prompt_logprobs=max(request.logprobs, params.prompt_logprobs or 0))
-    if not has_text:  # the token is dropped, so that nothing else needs to apply to it
-        params = SamplingParams(max_new_tokens=1, prompt_logprobs=params.prompt_logprobs)
     found = []
     for each in prompts:
         tokens = engine.encode(each, add_special_tokens=request.add_special_tokens)
-        check_length(tokens, engine)
-        found.append(repeat(request, tokens, params)._replace(has_text=has_text))
+        check_length(tokens, engine, params)
+        found.append(repeat(request, tokens, params))
     return found
 
 

@@ -42,13 +42,11 @@ class Prompt(NamedTuple):
         tokens: Token ids.
         params: Sampling parameters of each text that follows them.
         cache_salt: Salt of shared pages.
-        has_text: False if only the prompt is wanted. Its texts then consist of one token, which is dropped.
     """
 
     tokens: list[int]
     params: Sequence[SamplingParams]
     cache_salt: str | None = None
-    has_text: bool = True
 
 
 class Sample:
@@ -75,12 +73,9 @@ class Sample:
         self.finish_reason: str | None = None
         self._error: APIError | None = None
         self._text, self._logprobs = "", list[TokenLogprob]()
-        self._changed, self._meter, self._has_text = changed, meter, prompt.has_text
+        self._changed, self._meter = changed, meter
 
     def _receive(self, progress: Progress) -> None:
-        if not self._has_text:
-            reason = "length" if progress.finish_reason in _FINISH_REASONS else progress.finish_reason
-            progress = progress._replace(text="", num_tokens=0, logprobs=(), finish_reason=reason)
         self._meter.record(progress.num_tokens, progress.finish_reason)
         self._text += progress.text
         self._logprobs += progress.logprobs

@@ -53,6 +53,8 @@ def read_params(
     for name, count in (("logprobs", logprobs), ("prompt_logprobs", request.prompt_logprobs)):
         if count is not None and not 0 <= count <= _MOST_LOGPROBS:
             raise ValueError(f"{name}: got {count} alternatives; expected 0 to {_MOST_LOGPROBS}")
+    if max_tokens == 0 and request.prompt_logprobs is None and not getattr(request, "echo", False):
+        raise ValueError("max_tokens: got 0; expected at least 1, or 0 with prompt_logprobs, or with echo")
     if request.prompt_logprobs is not None and request.stream:
         raise ValueError("prompt_logprobs: got a stream; expected stream false, or echo with logprobs")
     if request.stream_options is not None and not request.stream:
@@ -99,15 +101,17 @@ def check_model(request: GenerationRequest, served: str) -> None:
         raise UnknownModelError(str(request.model), served)
 
 
-def check_length(prompt: Sequence[int], engine: Engine) -> None:
-    """Checks that a token can follow a prompt.
+def check_length(prompt: Sequence[int], engine: Engine, params: SamplingParams) -> None:
+    """Checks that a prompt fits into the context, with a token behind it unless `params` want none.
 
     Raises:
         APIError: With status 400 if the prompt fills the context.
     """
     limit = engine.state.max_length
-    if len(prompt) >= limit:
-        words = f"prompt: got {len(prompt)} tokens; expected fewer than the context of {limit}; shorten it"
+    wants_text = params.max_new_tokens > 0
+    if len(prompt) > limit - wants_text:
+        bound = "fewer than" if wants_text else "at most"
+        words = f"prompt: got {len(prompt)} tokens; expected {bound} the context of {limit}; shorten it"
         raise APIError(400, words, code="context_length_exceeded")
 
 

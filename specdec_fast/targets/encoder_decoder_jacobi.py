@@ -113,10 +113,6 @@ class EncoderDecoder:
         for layer in self._cache.self_attention_cache.layers:
             layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
 
-    def stored_layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Returns the stored keys and values of the decoder's self-attention by layer, [1, heads, length, dim]."""
-        return [(layer.keys, layer.values) for layer in self._cache.self_attention_cache.layers]
-
 
 def jacobi_translate(
     model: Any,

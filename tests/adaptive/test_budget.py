@@ -195,9 +195,9 @@ def test_fixed_grants_each_requests_number() -> None:
             budget_for(wrong)
     with pytest.raises(ValueError, match="goodput first_rate: got 2"):
         Goodput(first_rate=2)
-    with pytest.raises(ValueError, match="goodput probe, refresh: got 0"):
+    with pytest.raises(ValueError, match="goodput probe: got 0"):
         Goodput(probe=0)
-    with pytest.raises(ValueError, match="goodput margin, free: got -1"):
+    with pytest.raises(ValueError, match="goodput margin: got -1"):
         Goodput(margin=-1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from specdec_fast.adaptive.rest import FIRST, LONGEST, WINDOW, Rest
 
 
@@ -10,6 +12,7 @@ def paused(rest: Rest) -> int:
     steps = 0
     while not rest.takes_part():
         steps += 1
+        assert steps <= LONGEST, "pauses end"
     return steps
 
 
@@ -58,3 +61,19 @@ def test_reset_ends_a_pause() -> None:
     assert not rest.takes_part()
     rest.reset()
     assert rest.takes_part()
+
+
+def test_equal_costs_and_gains_give_equal_pauses() -> None:
+    """Pauses depend on nothing else: not on a clock, on chance, or on other parts."""
+    source = random.Random(3)
+    sums = [(source.random(), source.random()) for _ in range(30)]
+
+    def lengths() -> list[int]:
+        rest, found = Rest(), []
+        for each in sums:
+            window(rest, *each)
+            found.append(paused(rest))
+        return found
+
+    first = lengths()
+    assert first == lengths() and {0, FIRST, 2 * FIRST} <= {*first}

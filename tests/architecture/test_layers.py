@@ -16,13 +16,15 @@ import pytest
 
 PACKAGES = {"specdec_fast": "specdec_fast", "specdec_kernels": "kernels/specdec_kernels"}
 
-_VALUES = {"kernels", "core", "sampling", "interfaces"}
+_VALUES = {"kernels", "kernels/unknown_names", "core", "sampling", "interfaces"}
 _PARTS = _VALUES | {"trees", "adaptive", "cache", "targets", "heads", "retrieval", "draft_runners"}
 _ENGINE = _PARTS | {"rules", "drafters", "engine", "extras"}
 _APPLICATIONS = _ENGINE | {"loading", "tune", "lab", "train", "integrations", "front", "server"}
 MAY_IMPORT: dict[str, set[str]] = {
     # the operators: they do not import the engine, and only torch and triton from outside
-    "kernels/dispatch": {"kernels", "kernels/ops"},  # its registration with torch names the operators, lazily
+    "kernels/unknown_names": set(),  # messages about names, for packages that use no operator
+    # its registration with torch names the operators, lazily
+    "kernels/dispatch": {"kernels", "kernels/ops", "kernels/unknown_names"},
     "kernels/triton_shared": {"kernels", "kernels/dispatch"},
     "kernels/ops": {"kernels", "kernels/dispatch", "kernels/triton_shared"},
     "kernels/testing": {"kernels", "kernels/dispatch", "kernels/ops", "kernels/triton_shared"},
@@ -34,17 +36,18 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernels/inspection",
         "kernels/ops",
         "kernels/testing",
+        "kernels/unknown_names",
     },
-    "kernels": {"kernels/dispatch", "kernels/ops"},
+    "kernels": {"kernels/dispatch", "kernels/ops", "kernels/unknown_names"},
     # the engine
     "extras": {"kernels/dispatch"},
-    "core": {"kernels", "kernels/dispatch"},
+    "core": {"kernels", "kernels/dispatch", "kernels/unknown_names"},
     "sampling": {"kernels", "core"},
     "interfaces": {"kernels", "core", "sampling"},
     "trees": _VALUES,
     "adaptive": _VALUES,
     "cache": _VALUES,
-    "heads": {"kernels"},
+    "heads": {"kernels/unknown_names"},
     "retrieval": {"kernels", "kernels/dispatch", "extras"},
     "targets": _VALUES | {"cache", "kernels/dispatch", "kernels/triton_shared"},
     "draft_runners": _VALUES | {"cache", "targets", "trees"},
@@ -55,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tune": _ENGINE,
     "loading": _ENGINE | {"tune"},
     "lab": _VALUES | {"engine", "rules", "kernels/testing"},
-    "integrations": {"extras", "kernels", "retrieval"},
+    "integrations": {"extras", "kernels/unknown_names", "retrieval"},
     "train": _PARTS | {"extras", "loading", "engine"},  # engine/prompts.py: texts begin as prompts do
     "server": {"sampling", "engine", "integrations", "front"},
     "front": _ENGINE | {"loading"},  # specdec_fast/__init__.py: names only, resolved on first use
@@ -226,6 +229,7 @@ PLANTED = [
     ("specdec_fast/drafters/a.py", "import specdec_fast.engine.engine as e", "drafters imports"),
     ("specdec_fast/engine/engine.py", "from specdec_fast.cli import main", "engine imports"),
     ("specdec_fast/lab/report.py", "from specdec_fast.tune import x", "lab imports"),
+    ("specdec_fast/integrations/a.py", "from specdec_kernels import x", "integrations imports specdec_kernels,"),
     ("specdec_fast/stuff/thing.py", "", "has no layer"),
 ]
 

@@ -43,7 +43,6 @@ def test_a_model_without_a_name_is_refused(capsys: pytest.CaptureFixture[str], m
     assert "expected NAME=PLACE" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not (RESULTS / real_models.TABLE).exists(), reason="no machine has measured real models yet")
 def test_recorded_texts_are_those_of_plain_decoding() -> None:
     recorded = json.loads((RESULTS / real_models.TABLE).read_text(encoding="utf-8"))["rows"]
     assert {row["side"] for row in recorded} <= {PEER, *SIDES}

@@ -127,3 +127,33 @@ def test_those_of_a_transformers_model(name: str) -> None:
 def test_wrong_counts_are_refused(count: Any) -> None:
     with pytest.raises(ValueError, match=r"prompt_logprobs: got .*; expected None, or a count from 0 to 1000"):
         SamplingParams(prompt_logprobs=count)
+
+
+@pytest.mark.parametrize("mode", ["sync", "graph"])
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_requests_of_no_tokens_end_after_their_prefill(kind: str, mode: str) -> None:
+    """They may fill the context. Their neighbours have the same texts as without them."""
+    model, plain = target(), target()
+    limit = model.cache.max_length
+    full = [at * at % VOCAB for at in range(limit)]
+    engine = Engine(model, DRAFTERS[kind](), step_mode=mode)
+    none = SamplingParams(max_new_tokens=0, prompt_logprobs=1, temperature=0)
+    some = SamplingParams(max_new_tokens=9, temperature=0)
+    (alone,) = Engine(plain, DRAFTERS[kind]()).generate([PROMPT], some)
+    handles = engine.generate([PROMPT, full, [5], *[PROMPT[:3]] * 9], [some, none, none, *[none] * 9])
+    assert handles[0].tokens == alone.tokens
+    for handle in handles[1:]:
+        assert (handle.tokens, handle.finish_reason, handle.limit) == ([], "length", "max_new_tokens")
+        check(handle.prompt_logprobs, list(handle.prompt), logits_of(model, list(handle.prompt)), 1)
+        assert handle.stats.steps == 0 and handle.stats.faults == 0 and handle.stats.seconds["prefill"] > 0
+    assert engine.idle and engine.state.num_free == model.cache.max_rows and int(model.cache.lengths.sum()) == 0
+    assert list(engine.stream(engine.submit(PROMPT, none))) == []
+    assert engine.step() == [] and engine.seconds["prefill"] > 0
+    alone = engine.submit(PROMPT, none)
+    assert engine.step() == [alone]
+    with pytest.raises(ValueError, match=rf"prompt: got {limit + 1} tokens; expected at most the context limit of"):
+        engine.submit([*full, 1], none)
+    with pytest.raises(ValueError, match=rf"prompt: got {limit} tokens; expected fewer than the context limit of"):
+        engine.submit(full, some)
+    with pytest.raises(ValueError, match=r"forced_tokens: got 0; expected an index below 0"):
+        SamplingParams(max_new_tokens=0, forced_tokens=[3])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specdec_kernels import ngram_match, use_backend
 
-BACKENDS = [backend.name for backend in ngram_match.backends]
+BACKENDS = [backend.name for backend in ngram_match.backends if backend.name != "triton"]  # see tests/interpreter
 
 
 def served(backend: str) -> bool:

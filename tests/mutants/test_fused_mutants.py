@@ -126,7 +126,66 @@ def the_activation_is_silu(patch: Patch) -> None:
     patch.setattr(fused_module, "_activation_name", lambda config: "silu")
 
 
+def with_states(patch: Patch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Changes the hidden states [S, M, hidden] of passes."""
+    run = fused_module.FusedForward.run_with_states
+
+    def broken(self: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, states = run(self, *given)
+        return logits, change(states)
+
+    patch.setattr(fused_module.FusedForward, "run_with_states", broken)
+
+
+def with_numbered_states(patch: Patch, change: Callable[[int, int], int]) -> None:
+    """Changes which hidden states fused passes return, given a number and the number of layers."""
+    run = fused_module.FusedForward.run_with_states
+
+    def broken(self: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        *rest, numbers = given
+        return run(self, *rest, [change(number, len(self.table.layers)) for number in numbers])
+
+    patch.setattr(fused_module.FusedForward, "run_with_states", broken)
+
+
+def states_leave_their_layer(patch: Patch) -> None:
+    """The state that enters a layer is the one that leaves it."""
+    with_numbered_states(patch, lambda number, layers: number + (number < layers))
+
+
+def the_final_state_is_not_normalised(patch: Patch) -> None:
+    """The state behind the final norm is the one before it."""
+    with_numbered_states(patch, lambda number, layers: min(number, layers))
+
+
+def the_last_state_is_normalised(patch: Patch) -> None:
+    """The state behind the last layer is the one behind the final norm."""
+    with_numbered_states(patch, lambda number, layers: number + (number == layers))
+
+
+def states_are_of_the_node_before(patch: Patch) -> None:
+    """Every node has the hidden states of the node before it."""
+    with_states(patch, lambda states: states.roll(1, 1))
+
+
+def states_are_in_another_order(patch: Patch) -> None:
+    """States are returned in the order of layers, not in the order of the names."""
+    with_states(patch, lambda states: states.flip(0))
+
+
+def states_are_of_wanted_nodes_first(patch: Patch) -> None:
+    """The first rows are those of the nodes whose logits are wanted."""
+    run = fused_module.FusedForward.run_with_states
+
+    def broken(self: Any, tokens: Any, positions: Any, wanted: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, states = run(self, tokens, positions, wanted, *given)
+        return logits, states if wanted is None else torch.cat([states[:, wanted], states[:, len(wanted) :]], 1)
+
+    patch.setattr(fused_module.FusedForward, "run_with_states", broken)
+
+
 LOGITS = "test_logits_are_those_of_the_modules"
+STATES = "test_hidden_states_are_those_of_the_modules"
 CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 4.0}
 BASES = {
     "rope_parameters": {
@@ -154,6 +213,17 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, dict[str, Any]]] = [
     (logits_are_not_capped, LOGITS, {"family": "gemma2", "changes": CAPS}),
     (the_epsilon_is_a_constant, LOGITS, {"family": "llama", "changes": WIDE}),
     (the_activation_is_silu, LOGITS, {"family": "gemma2", "changes": CAPS}),
+    *(
+        (plant, STATES, {"family": "llama", "dtype": torch.float32})
+        for plant in (
+            states_leave_their_layer,
+            the_final_state_is_not_normalised,
+            the_last_state_is_normalised,
+            states_are_of_the_node_before,
+            states_are_in_another_order,
+            states_are_of_wanted_nodes_first,
+        )
+    ),
 ]
 
 

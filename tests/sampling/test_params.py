@@ -29,7 +29,7 @@ BAD = [
     ("seed", -1),
     ("seed", 2**63),
     ("seed", 1.5),
-    ("max_new_tokens", 0),
+    ("max_new_tokens", -1),
     ("max_new_tokens", 2.0),
     ("min_new_tokens", -1),
     ("min_new_tokens", 129),

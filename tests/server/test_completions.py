@@ -149,6 +149,8 @@ def test_prompt_logprobs_have_the_form_of_vllm(served: Running) -> None:
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "prompt_logprobs": 0}
     answer = served.post("chat/completions", chat).json()
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    alone = served.post("chat/completions", {**chat, "max_tokens": 0}).json()
+    assert alone["prompt_logprobs"] == answer["prompt_logprobs"] and alone["usage"]["completion_tokens"] == 0
     refused = served.post("completions", {**body, "stream": True})
     assert refused.status_code == 400 and "prompt_logprobs: got a stream" in refused.json()["error"]["message"]
 

@@ -86,90 +86,62 @@ def test_a_step_that_fails_once_costs_nothing(
     assert texts(received) == plain(8) and "planted" in caplog.text
 
 
-@pytest.mark.parametrize("at", [0, 2, 4])
-def test_a_request_that_breaks_every_step_ends_alone(
-    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture, at: int
-) -> None:
-    caplog.set_level(logging.CRITICAL)
-    engine = make_engine(max_rows=4)
-    made, received = jobs(5)
-    poison, cause = jobs(1, prompt=(9, 9, 9))
+def fail_while(engine: Any, condition: Callable[[], bool]) -> None:
+    """Makes passes of the target fail while a condition holds."""
 
     def fail() -> None:
-        handle = poison[0].handle
-        if handle is not None and handle.row is not None and not handle.finished:
+        if condition():
             raise RuntimeError("planted")
 
     engine.target.before_pass = fail
-    loop = run(engine)
-    loop.submit([*made[:at], *poison, *made[at:]]).result(SECONDS)
-    wait_for(lambda: ended(received) and ended(cause))
-    assert texts(received) == plain(5)
-    assert "planted" in str(cause[0][-1].error) and cause[0][-1].finish_reason == "cancelled"
+
+
+def is_running(job: Job) -> bool:
+    return job.handle is not None and job.handle.row is not None and not job.handle.finished
+
+
+@pytest.mark.parametrize("at", [(0,), (2,), (4,), (0, 2)])
+def test_requests_that_break_every_step_end_alone(
+    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture, at: tuple[int, ...]
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    engine = make_engine(max_rows=4)
+    made, received = jobs(7)
+    poison, causes = jobs(len(at), prompt=(9, 9, 9))
+    fail_while(engine, lambda: any(map(is_running, poison)))
+    loop, queued = run(engine), made[:5]
+    for place, each in zip(at, poison, strict=True):
+        queued.insert(place, each)
+    loop.submit(queued).result(SECONDS)
+    wait_for(lambda: ended(causes))
+    loop.submit(made[5:]).result(SECONDS)
+    wait_for(lambda: ended(received))
+    assert texts(received) == plain(7), "later ones too"
+    assert all("planted" in str(got[-1].error) and got[-1].finish_reason == "cancelled" for got in causes)
     assert loop.failures == 0
     wait_for(lambda: nothing_is_held(engine))
 
 
-def test_several_requests_that_break_steps_end_and_later_ones_are_served(
-    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("count", "served"), [(4, 3), (6, 0)])
+def test_requests_that_fail_together_end_from_the_youngest(
+    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture, count: int, served: int
 ) -> None:
-    caplog.set_level(logging.CRITICAL)
-    engine = make_engine(max_rows=6)
-    made, received = jobs(4)
-    poison, causes = jobs(2, prompt=(9, 9, 9))
-
-    def fail() -> None:
-        if any(each.handle and each.handle.row is not None and not each.handle.finished for each in poison):
-            raise RuntimeError("planted")
-
-    engine.target.before_pass = fail
-    loop = run(engine)
-    loop.submit([poison[0], *made[:2], poison[1]]).result(SECONDS)
-    wait_for(lambda: ended(causes))
-    loop.submit(made[2:]).result(SECONDS)
-    wait_for(lambda: ended(received))
-    assert texts(received) == plain(4)
-    wait_for(lambda: nothing_is_held(engine))
-
-
-def test_requests_that_fail_only_together_lose_the_youngest(
-    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture
-) -> None:
+    """As many as can run together are served, which may be none; the engine then serves others."""
     caplog.set_level(logging.CRITICAL)
     engine = make_engine(max_rows=4)
-
-    def fail() -> None:
-        if engine.num_running > 3:
-            raise RuntimeError("planted")
-
-    engine.target.before_pass = fail
-    made, received = jobs(4)
-    run(engine).submit(made).result(SECONDS)
-    wait_for(lambda: ended(received))
-    assert texts(received[:3]) == plain(4)[:3] and "planted" in str(received[3][-1].error)
-    wait_for(lambda: nothing_is_held(engine))
-
-
-def test_a_broken_engine_ends_every_request_and_lives_on(
-    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.CRITICAL)
-    engine = make_engine(max_rows=4)
-
-    def fail() -> None:
-        raise RuntimeError("planted")
-
-    engine.target.before_pass = fail
-    made, received = jobs(6)
+    fail_while(engine, lambda: engine.num_running > served)
+    made, received = jobs(count)
     loop = run(engine)
     loop.submit(made).result(SECONDS)
     wait_for(lambda: ended(received))
-    assert all("planted" in str(got[-1].error) for got in received)
+    assert texts(received[:served]) == plain(count)[:served]
+    assert all("planted" in str(got[-1].error) for got in received[served:])
     engine.target.before_pass = None
     made, received = jobs(2)
     loop.submit(made).result(SECONDS)
     wait_for(lambda: ended(received))
     assert texts(received) == plain(2)
+    wait_for(lambda: nothing_is_held(engine))
 
 
 def test_jobs_are_queued_together_or_not_at_all(run: Callable[[Any], EngineLoop]) -> None:

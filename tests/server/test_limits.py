@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from oracles.toy_server import Running, make_engine, wait_for
+from oracles.toy_server import Running, make_engine, nothing_is_held, wait_for
 
 from specdec_fast.server.settings import Settings
 
@@ -84,6 +84,23 @@ def test_prompts_leave_space_for_a_token(start: Start) -> None:
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
     choice = served.post("completions", {"prompt": [5] * 31, "max_tokens": 99}).json()["choices"][0]
     assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("wanted", [{"echo": True, "logprobs": 0}, {"echo": True}, {"prompt_logprobs": 0}])
+def test_a_prompt_may_fill_the_context_if_no_token_follows(start: Start, wanted: dict[str, Any]) -> None:
+    served = start(make_engine(max_length=32))
+    body = {"max_tokens": 0, **wanted}
+    answer = served.post("completions", {"prompt": [5] * 32, **body}).json()
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "length" and answer["usage"]["completion_tokens"] == 0
+    scores = choice.get("prompt_logprobs") or (choice["logprobs"] or {}).get("token_logprobs")
+    assert scores is None if wanted == {"echo": True} else len(scores) == 32
+    refused = served.post("completions", {"prompt": [5] * 33, **body})
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+    assert "got 33 tokens; expected at most the context of 32" in refused.json()["error"]["message"]
+    refused = served.post("completions", {"prompt": [5] * 32, **body, "max_tokens": 1})
+    assert "got 32 tokens; expected fewer than the context of 32" in refused.json()["error"]["message"]
+    wait_for(lambda: nothing_is_held(served.engine))
 
 
 @pytest.mark.parametrize(

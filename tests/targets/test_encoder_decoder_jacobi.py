@@ -155,8 +155,10 @@ def test_a_truncated_cache_equals_a_fresh_pass() -> None:
     row.truncate(4)
     fresh = EncoderDecoder(made, SOURCES[0])
     logits = fresh.score([], [2, 5, 9, 9])
-    for (keys, values), (want_keys, want_values) in zip(row.stored_layers(), fresh.stored_layers(), strict=True):
-        assert keys.shape == want_keys.shape and torch.allclose(keys, want_keys) and torch.allclose(values, want_values)
+    stored, want = (each._cache.self_attention_cache.layers for each in (row, fresh))
+    for one, other in zip(stored, want, strict=True):
+        assert one.keys.shape == other.keys.shape
+        assert torch.allclose(one.keys, other.keys) and torch.allclose(one.values, other.values)
     row.truncate(3)
     assert torch.allclose(row.score([2, 5, 9], [9])[0], logits[-1])
 

@@ -1,0 +1,184 @@
+"""Mistakes in what takes part in a step, sources that pause, requests that wait or want no token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+from mutants.test_suite_mutants import module_of
+
+from specdec_fast.adaptive.rest import FIRST, LONGEST, Rest
+from specdec_fast.drafters.auto import AutoDrafter
+from specdec_fast.engine.request import Handle
+from specdec_fast.engine.scheduler import Scheduler
+
+Patch = pytest.MonkeyPatch
+
+
+def with_sums(patch: Patch, change: Callable[[Any, float, float], tuple[float, float]]) -> None:
+    """Changes cost and gain of a step before they are added."""
+    add = Rest.add
+    patch.setattr(Rest, "add", lambda self, cost, gain: add(self, *change(self, cost, gain)))
+
+
+def parts_never_pause(patch: Patch) -> None:
+    """Cost is not counted."""
+    with_sums(patch, lambda rest, cost, gain: (0.0, gain))
+
+
+def parts_always_pause(patch: Patch) -> None:
+    """A pause follows every window, whatever it gained."""
+    with_sums(patch, lambda rest, cost, gain: (cost, 0.0))
+
+
+def pauses_never_end(patch: Patch) -> None:
+    """The steps of a pause are not counted."""
+    patch.setattr(Rest, "takes_part", lambda self: not self._left)
+
+
+def the_last_step_of_a_window_decides(patch: Patch) -> None:
+    """Cost and gain of earlier steps are forgotten."""
+
+    def alone(rest: Any, cost: float, gain: float) -> tuple[float, float]:
+        rest._balance = 0.0
+        return cost, gain
+
+    with_sums(patch, alone)
+
+
+def pauses_stay_long(patch: Patch) -> None:
+    """A gain does not make the next pause short."""
+
+    def kept(rest: Any, cost: float, gain: float) -> tuple[float, float]:
+        rest.longest = max(getattr(rest, "longest", 0), rest._next)
+        rest._next = rest.longest
+        return cost, gain
+
+    with_sums(patch, kept)
+
+
+def pauses_depend_on_other_parts(patch: Patch) -> None:
+    """The length of the next pause is shared, so equal costs and gains do not give equal pauses."""
+    shared = Counter(pauses=FIRST)
+
+    def of_all(self: Any, value: int) -> None:
+        shared["pauses"] = min(max(shared["pauses"], value), LONGEST)
+
+    patch.setattr(Rest, "_next", property(lambda self: shared["pauses"], of_all), raising=False)
+
+
+def pauses_outlive_requests(patch: Patch) -> None:
+    """A request that begins alone does not end the pauses of earlier ones."""
+    reset = Rest.reset
+    patch.setattr(Rest, "reset", lambda self: None if hasattr(self, "_left") else reset(self))
+
+
+def a_pausing_source_proposes(patch: Patch) -> None:
+    """A pause saves nothing, since the source is called all the same."""
+    propose = AutoDrafter._propose_all
+
+    def broken(self: Any, at: int, *given: Any) -> Any:
+        self._resting.discard(at)
+        return propose(self, at, *given)
+
+    patch.setattr(AutoDrafter, "_propose_all", broken)
+
+
+def running_requests_go_on(patch: Patch) -> None:
+    """A step of some requests keeps the others that run."""
+    patch.setattr(Scheduler, "_keep_only", lambda self, only: None)
+
+
+def queued_requests_join(patch: Patch) -> None:
+    """A step of some requests admits all that wait."""
+    patch.setattr(Scheduler, "_next_queued", lambda self, only: next(iter(self._queue), None))
+
+
+def requests_left_out_are_lost(patch: Patch) -> None:
+    """A request that is left out leaves its row and does not return to the queue."""
+    keep = Scheduler._keep_only
+
+    def broken(self: Any, only: Collection[Handle]) -> None:
+        waiting = list(self._queue)
+        keep(self, only)
+        self._queue.clear()
+        self._queue.extend(waiting)
+
+    patch.setattr(Scheduler, "_keep_only", broken)
+
+
+def requests_left_out_lose_a_token(patch: Patch) -> None:
+    """A request that is left out returns to the queue without its newest token."""
+    requeue = Scheduler._requeue
+
+    def broken(self: Any, handle: Handle) -> None:
+        requeue(self, handle)
+        del handle.tokens[-1:]
+
+    patch.setattr(Scheduler, "_requeue", broken)
+
+
+def pending_steps_are_forgotten(patch: Patch) -> None:
+    """A step of some requests does not read the steps that a device still runs."""
+    keep = Scheduler._keep_only
+
+    def broken(self: Any, only: Collection[Handle]) -> None:
+        self._graph_runner._pending.clear()
+        keep(self, only)
+
+    patch.setattr(Scheduler, "_keep_only", broken)
+
+
+def requests_of_no_tokens_decode(patch: Patch) -> None:
+    """A request that wants no token takes part in a step."""
+    patch.setattr(Scheduler, "_end_without_text", lambda self, clock: [])
+
+
+def requests_of_no_tokens_keep_their_rows(patch: Patch) -> None:
+    """A request that wants no token ends and holds its row until the next step."""
+
+    def broken(self: Any, clock: Any) -> list[Handle]:
+        ended = [handle for handle in self._running.values() if not handle.params.max_new_tokens]
+        for handle in ended:
+            handle.finish("length")
+        return ended
+
+    patch.setattr(Scheduler, "_end_without_text", broken)
+
+
+REST, AUTO = "adaptive/test_rest.py", "drafters/test_auto.py"
+SOME = "engine/test_pressure.py", "test_steps_of_some_requests_leave_the_others_waiting"
+NONE = "engine/test_prompt_logprobs.py", "test_requests_of_no_tokens_end_after_their_prefill"
+MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
+    (parts_never_pause, REST, "test_pauses_double_up_to_the_longest", ()),
+    (parts_never_pause, AUTO, "test_a_source_that_may_rest_pauses_while_it_saves_nothing", ()),
+    (parts_always_pause, REST, "test_a_part_that_gains_never_pauses", ()),
+    (pauses_never_end, REST, "test_pauses_double_up_to_the_longest", ()),
+    (the_last_step_of_a_window_decides, REST, "test_the_sum_over_a_window_decides", ()),
+    (pauses_stay_long, REST, "test_a_gain_makes_the_next_pause_short_again", ()),
+    (pauses_depend_on_other_parts, REST, "test_equal_costs_and_gains_give_equal_pauses", ()),
+    (pauses_outlive_requests, AUTO, "test_pauses_end_with_the_last_request", ()),
+    (a_pausing_source_proposes, AUTO, "test_a_source_that_may_rest_pauses_while_it_saves_nothing", ()),
+    (running_requests_go_on, *SOME, ("none", "sync")),
+    (queued_requests_join, *SOME, ("none", "sync")),
+    (requests_left_out_are_lost, *SOME, ("none", "sync")),
+    (requests_left_out_lose_a_token, *SOME, ("none", "sync")),
+    (pending_steps_are_forgotten, *SOME, ("draft_model", "graph")),
+    (requests_of_no_tokens_decode, *NONE, ("none", "sync")),
+    (requests_of_no_tokens_keep_their_rows, *NONE, ("none", "sync")),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "file", "test", "arguments"), MUTANTS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_the_test_fails(
+    plant: Callable[[Patch], None], file: str, test: str, arguments: tuple[Any, ...], monkeypatch: Patch
+) -> None:
+    run = getattr(module_of(file), test)
+    run(*arguments)
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        run(*arguments)
