@@ -261,6 +261,7 @@ def measure(line: Line, models: Models, steps: int, prompt: int) -> dict[str, An
         "step_us": step * 1e6,
         **{f"step_{name}_us": value * 1e6 for name, value in asdict(Spread.of(between)).items()},
         "tokens_per_step": each,
+        "tokens_per_s": each * rows / step,
         "accepted_share": (each - 1) / drafted if drafted else None,
         "trace": traced(engine.step, TRACED, device),
     }
@@ -280,7 +281,7 @@ def measure(line: Line, models: Models, steps: int, prompt: int) -> dict[str, An
 def table(found: list[dict[str, Any]]) -> str:
     """Returns the lines as text."""
     names = ("shape", "drafter", "rows", "drafted", "acceptance", "mode")
-    times = ("step_us", "target_us", "draft_us", "overhead_us")
+    times = ("step_us", "target_us", "draft_us", "overhead_us", "tokens_per_s")
     head = "".join(f"{name:>12}" for name in (*names, *times))
     lines = [
         "".join([*(f"{each[name]:>12}" for name in names), *(f"{each[time]:>12.0f}" for time in times)])
