@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specdec_fast.extras import require
 from specdec_fast.integrations.grammar_sources import check_choices, check_text, parse_schema
-from specdec_fast.integrations.xgrammar_schema import find_ignored
+from specdec_fast.integrations.xgrammar_schema import find_ignored, patterns
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 
 _COMPILERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -126,6 +126,18 @@ def regex(pattern: str, tokenizer: Any) -> XGrammarMatcher:
     return _matcher(lambda compiler: compiler.compile_regex(pattern), tokenizer, f"regex {pattern!r}", expected)
 
 
+def _check_pattern(pattern: str) -> None:
+    """Refuses a pattern of a schema that xgrammar does not read alone.
+
+    Inside of a schema it ignores look-around, and deeply nested groups overflow the stack, which ends the process.
+    """
+    try:
+        _library().Grammar.from_regex(pattern)
+    except Exception as error:
+        words = f"JSON schema: pattern {pattern!r:.60}: {_reason(error)}"
+        raise ValueError(f"{words}; expected a regular expression that xgrammar reads, or use llguidance") from None
+
+
 def json_schema(schema: str | Mapping[str, Any], tokenizer: Any, *, whitespace: bool = False) -> XGrammarMatcher:
     """Makes a grammar of the JSON texts that a schema allows.
 
@@ -146,6 +158,8 @@ def json_schema(schema: str | Mapping[str, Any], tokenizer: Any, *, whitespace: 
     ignored = find_ignored(parsed)
     if ignored is not None:
         raise ValueError(f"JSON schema: got {ignored}, which xgrammar ignores; leave it out, or use llguidance")
+    for pattern in patterns(parsed):
+        _check_pattern(pattern)
     text = json.dumps(parsed)
 
     def compiled(compiler: Any) -> Any:

@@ -45,6 +45,7 @@ def _read(request: CompletionRequest, service: Service) -> list[Prompt]:
     prompts: list[Any] = [*prompt] if several else [prompt]
     if not prompts:
         raise ValueError("prompt: got an empty list; expected at least one prompt")
+    service.check_count(len(prompts) * max(request.n or 1, 1))
     max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     has_text = max_tokens != 0
     if not (has_text or request.echo or request.prompt_logprobs is not None):
