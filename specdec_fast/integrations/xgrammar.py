@@ -130,6 +130,9 @@ def _check_pattern(pattern: str) -> None:
     """Refuses a pattern of a schema that xgrammar does not read alone.
 
     Inside of a schema it ignores look-around, and deeply nested groups overflow the stack, which ends the process.
+
+    Raises:
+        ValueError: With the reason.
     """
     try:
         _library().Grammar.from_regex(pattern)

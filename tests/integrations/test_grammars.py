@@ -286,7 +286,7 @@ def test_harmful_schemas_are_refused(backend: str) -> None:
 
 
 def test_an_enum_that_xgrammar_compiles_for_minutes_is_refused() -> None:
-    with pytest.raises(ValueError, match="enum: got '1001 values'; expected at most 1000 .* use llguidance"):
+    with pytest.raises(ValueError, match=r"enum: got '1001 values'; expected at most 1000 .* use llguidance"):
         make("xgrammar", "json_schema", {"enum": list(range(1001))})
 
 

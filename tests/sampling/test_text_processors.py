@@ -111,7 +111,7 @@ def test_texts_stand_for_their_tokens_with_and_without_a_space() -> None:
         params.with_bad_word_ids(None)
     with pytest.raises(ValueError, match="which has no tokens"):
         SamplingParams(bad_words=["  "]).with_bad_word_ids(Letters())
-    with pytest.raises(ValueError, match="bad_words: got '.ud800'; expected text that the tokenizer encodes"):
+    with pytest.raises(ValueError, match=r"bad_words: got '.ud800'; expected text that the tokenizer encodes"):
         SamplingParams(bad_words=["\ud800"]).with_bad_word_ids(chat_tokenizer())
 
 
