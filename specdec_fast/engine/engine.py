@@ -194,10 +194,13 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
 
         Raises:
             ValueError: For a running request of another engine.
+            RuntimeError: For a running request inside of a step.
         """
         if handle.finished:
             return
         self._check_owner(handle)
+        if handle.row is not None:
+            self._check_between_steps()
         with ExitStack() as leaving:  # the request leaves even if its text cannot be made
             if handle.row is not None:
                 leaving.callback(self._retire, handle)
@@ -236,6 +239,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             RuntimeError: If memory runs out in a `sync` step.
         """
         self._check_open()
+        self._check_between_steps()
         warm(self, capacities)
 
     # -- one step ---------------------------------------------------------------------------------------------------
@@ -250,7 +254,11 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
 
         Returns:
             The requests that took part or got tokens.
+
+        Raises:
+            RuntimeError: Inside of a step, as a logits processor may call it.
         """
+        self._check_between_steps()
         grad_off = nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode()
         with grad_off, without_autocast(self.state.device):
             clock = Clock()
@@ -266,11 +274,12 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             if self._graph_runner.active and (self._graph_runner.memory_freed or not graph):
                 self._drain_pending()
             handles = list(self._running.values())
-            if handles and graph:
-                self._graph_step(handles, clock)
-            elif handles:
-                self._sync_step(handles, clock)
-                self._failures.record_sync_step()
+            with self._inside_step():
+                if handles and graph:
+                    self._graph_step(handles, clock)
+                elif handles:
+                    self._sync_step(handles, clock)
+                    self._failures.record_sync_step()
             self._cancel_abandoned()  # streams that were dropped meanwhile
             updated, self._updated_handles = list(dict.fromkeys([*self._updated_handles, *handles])), []
             return updated
