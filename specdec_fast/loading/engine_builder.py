@@ -30,7 +30,7 @@ from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.loading.model_targets import find_model
 from specdec_fast.loading.models import check_device, resolve_dtype
 from specdec_fast.loading.sampling_defaults import check_sampling, resolve_defaults
-from specdec_fast.loading.tokenizers import check_same_tokenizer, eos_ids, load_tokenizer
+from specdec_fast.loading.tokenizers import check_same_tokenizer, check_tokenizer, eos_ids, load_tokenizer
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 from specdec_fast.rules import DEFAULT, get_rule, rule_for
 from specdec_fast.sampling.params import SamplingParams
@@ -135,6 +135,8 @@ def load(
     check_device(device)
     wanted = resolve_dtype(dtype)
     check_sampling(sampling)
+    if not isinstance(tokenizer, (str, Path, type(None))):
+        check_tokenizer(tokenizer)
     selected, policy = get_rule(rule), budget_for(budget)
     if drafter == NO_DRAFTER and draft is not None:
         raise ValueError(f"draft: got a draft model and drafter {drafter!r}; expected only one of them")

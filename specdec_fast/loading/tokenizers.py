@@ -105,6 +105,24 @@ def _load(source: ModelSource, options: ModelOptions) -> Any:
         return tokenizer
 
 
+def check_tokenizer(tokenizer: Any) -> None:
+    """Checks a tokenizer that was passed as an object.
+
+    Raises:
+        ValueError: If it is no tokenizer of transformers, nor an object with the same methods.
+    """
+    counts = hasattr(tokenizer, "get_vocab") or hasattr(tokenizer, "__len__")
+    is_raw = type(tokenizer).__module__.partition(".")[0] == "tokenizers"  # its methods return other types
+    if counts and hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode") and not is_raw:
+        return
+    remedy = "load one with AutoTokenizer.from_pretrained"
+    if hasattr(tokenizer, "tokenizer"):  # a processor
+        remedy = "pass its attribute tokenizer"
+    elif is_raw:
+        remedy = "pass PreTrainedTokenizerFast(tokenizer_object=...)"
+    raise ValueError(f"tokenizer: got {type(tokenizer).__name__}; expected a tokenizer of transformers; {remedy}")
+
+
 def check_same_tokenizer(target: Any, draft: Any, vocab_size: int | None = None) -> None:
     """Checks that two tokenizers give the same ids to the same tokens.
 
