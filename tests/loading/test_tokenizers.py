@@ -123,7 +123,7 @@ def test_a_tokenizer_of_another_kind_is_refused() -> None:
     for given, words in (
         (Processor(), "got Processor; .*; pass its attribute tokenizer"),
         (5, "got int; .*; load one with AutoTokenizer"),
-        (byte_tokenizer().backend_tokenizer, r"got Tokenizer; .*; pass PreTrainedTokenizerFast\\(tokenizer_object="),
+        (byte_tokenizer().backend_tokenizer, r"got Tokenizer; .*; pass PreTrainedTokenizerFast\(tokenizer_object="),
     ):
         with pytest.raises(ValueError, match=f"tokenizer: {words}"):
             load(tiny_model("llama"), tokenizer=given)
