@@ -93,7 +93,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         *,
         rule: str | Rule = DEFAULT,
         tokenizer: Any = None,
-        eos_token_ids: Sequence[int] = (),
+        eos_token_ids: int | Sequence[int] = (),
         prefill_chunk: int | None = None,
         budget: str | BudgetPolicy = "fixed",
         step_mode: str = "auto",
@@ -103,8 +103,8 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
     ) -> None:
         self.drafter, self.tokenizer = drafter, tokenizer
         self.default_params = default_params or SamplingParams()
-        self.eos_token_ids = tuple(eos_token_ids)
-        if any(not 0 <= token < target.vocab_size for token in self.eos_token_ids):
+        self.eos_token_ids = (eos_token_ids,) if isinstance(eos_token_ids, int) else tuple(eos_token_ids)
+        if any(isinstance(each, str) or not 0 <= each < target.vocab_size for each in self.eos_token_ids):
             expected = f"ids of the target's vocabulary, 0..{target.vocab_size - 1}"
             raise ValueError(f"eos_token_ids: got {self.eos_token_ids}; expected {expected}")
         self.needs = Needs() if drafter is None else drafter.needs

@@ -73,7 +73,7 @@ def load(
     compile: bool = False,
     fused_forward: bool | None = None,
     weights: str | None = None,
-    eos_token_ids: Sequence[int] | None = None,
+    eos_token_ids: int | Sequence[int] | None = None,
     budget: str | BudgetPolicy = "fixed",
     step_mode: str = "auto",
     temperature: float | None = None,
@@ -181,6 +181,8 @@ def load(
             log.warning("max_length: got %d; the model's limit is %d, and that is used", max_length, ours.max_length)
         # the target generates no other ids
         ends = [token for token in eos_ids(found.model, tokenizer) if 0 <= token < ours.vocab_size]
+        if isinstance(eos_token_ids, int):
+            eos_token_ids = [eos_token_ids]
         ids = ends if eos_token_ids is None else eos_token_ids
         defaults = resolve_defaults(sampling, getattr(found.model, "generation_config", None), ids, ours.vocab_size)
 
