@@ -64,7 +64,7 @@ def load_tokenizer(source: str | Path, options: ModelOptions | None = None) -> A
         return load_tokenizer(base_of_adapter(found, "tokenizer"), options) if found.is_adapter else None
     remedy = "restore the broken files, or remove them and pass token ids"
     if found.gguf_file is not None:
-        remedy = "pass tokenizer= with the folder or hub id of the original model, or pass token ids"
+        remedy = "pass tokenizer= with the folder or hub id of the original model"
     try:
         tokenizer = _load(found, options)
         # for some kinds of models transformers makes an empty tokenizer with special tokens alone
