@@ -21,6 +21,9 @@ from specdec_fast.integrations.grammar_sources import check_choices, check_text,
 from specdec_fast.integrations.xgrammar_schema import find_ignored, patterns
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 
+_MAX_SCHEMA = 2**15
+"""Most characters of a JSON schema. The time of xgrammar grows with the square: 1 to 4 s for these, minutes for more."""
+
 _COMPILERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
@@ -161,9 +164,14 @@ def json_schema(schema: str | Mapping[str, Any], tokenizer: Any, *, whitespace: 
     ignored = find_ignored(parsed)
     if ignored is not None:
         raise ValueError(f"JSON schema: got {ignored}, which xgrammar ignores; leave it out, or use llguidance")
+    text = json.dumps(parsed)
+    if len(text) > _MAX_SCHEMA:
+        got = f"JSON schema: got {len(text)} characters"
+        raise ValueError(
+            f"{got}; expected at most {_MAX_SCHEMA}, since xgrammar takes minutes for more; use llguidance"
+        )
     for pattern in patterns(parsed):
         _check_pattern(pattern)
-    text = json.dumps(parsed)
 
     def compiled(compiler: Any) -> Any:
         return compiler.compile_json_schema(text, any_whitespace=whitespace, strict_mode=False)

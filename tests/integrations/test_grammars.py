@@ -285,7 +285,9 @@ def test_harmful_schemas_are_refused(backend: str) -> None:
             assert backend == "llguidance" and accepts(grammar, "[null]")
 
 
-def test_an_enum_that_xgrammar_compiles_for_minutes_is_refused() -> None:
+def test_schemas_that_xgrammar_compiles_for_minutes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"JSON schema: got \d+ characters; expected at most 32768, .* use llguidance"):
+        make("xgrammar", "json_schema", {"const": "x" * 40_000})
     with pytest.raises(ValueError, match=r"enum: got '1001 values'; expected at most 1000 .* use llguidance"):
         make("xgrammar", "json_schema", {"enum": list(range(1001))})
 
