@@ -22,7 +22,7 @@ from specdec_fast.integrations.xgrammar_schema import find_ignored, patterns
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 
 _MAX_SCHEMA = 2**15
-"""Most characters of a JSON schema. The time of xgrammar grows with the square: 1 to 4 s for these, minutes for more."""
+"""Most characters of a JSON schema: 1 to 4 s of work. The time of xgrammar grows with the square."""
 
 _COMPILERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
