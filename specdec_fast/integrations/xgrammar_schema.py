@@ -72,6 +72,8 @@ def _check_types(schema: Mapping[str, Any]) -> None:
             expected = "an object"
         elif name in _LISTS and not isinstance(value, (list, tuple)):
             expected = "an array"
+        elif name == "anyOf" and not value:
+            expected = "at least one schema"  # without one, xgrammar allows the empty text
         elif name == "required" and not all(isinstance(each, str) for each in value):
             expected = "an array of names"
         elif name == "format" and not isinstance(value, str):

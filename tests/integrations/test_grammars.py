@@ -253,9 +253,10 @@ HARMFUL: list[dict[str, Any]] = [
     {"type": "string", "pattern": "(" * 60_000 + "a" + ")" * 60_000},
     {"type": "object", "patternProperties": {"(" * 60_000 + "a" + ")" * 60_000: {"type": "string"}}},
     {"type": "string", "maxLength": 10**18},
+    {"anyOf": []},
     {"type": "array", "items": {"type": "null"}, "maxItems": 2**32},
 ]
-"""Schemas that overflow the stack or a counter of a library."""
+"""Schemas that overflow the stack or a counter of a library, and one that no text fits."""
 
 
 @EITHER
