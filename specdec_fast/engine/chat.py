@@ -260,11 +260,12 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
         found["content"] = "".join(_text_of(part, where) for part in content)
     elif not isinstance(content, str):
         raise ValueError(f"messages: got the content {content!r:.60} in {where}; expected text; convert it")
-    try:
-        str(found.get("content", "")).encode()
-    except UnicodeEncodeError:
-        wanted = "Unicode text without lone surrogates; repair it"
-        raise ValueError(f"messages: got the content {found['content']!r:.60} in {where}; expected {wanted}") from None
+    for name in ("role", "content"):
+        try:
+            str(found.get(name, "")).encode()
+        except UnicodeEncodeError:
+            wanted = "Unicode text without lone surrogates; repair it"
+            raise ValueError(f"messages: got the {name} {found[name]!r:.60} in {where}; expected {wanted}") from None
     return found
 
 

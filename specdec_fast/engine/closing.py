@@ -6,8 +6,8 @@ Tests: tests/engine/test_closing.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from specdec_fast.engine.request import Handle
@@ -24,6 +24,7 @@ class Closeable(ABC):
     def __init__(self) -> None:
         self.closed = False
         self._closing = ExitStack()
+        self._is_inside_step = False
 
     def on_close(self, call: Callable[[], object]) -> None:
         """Adds a call that `close` makes, after the calls that were added later.
@@ -39,7 +40,11 @@ class Closeable(ABC):
 
         A model that was passed as an object has its attention, its modes and the layout of its weights back when the
         last engine that uses it is closed. transformers can then use it as before. Calling it twice is harmless.
+
+        Raises:
+            RuntimeError: Inside of a step.
         """
+        self._check_between_steps()
         if not self.closed:
             self.closed = True
             with self._closing:
@@ -56,6 +61,23 @@ class Closeable(ABC):
         """Raises ValueError if the engine is closed."""
         if self.closed:
             raise ValueError("engine: it is closed, and its models are given back; load another one")
+
+    @contextmanager
+    def _inside_step(self) -> Iterator[None]:
+        """Marks a block in which drafter, target, logits processors and rule run."""
+        self._is_inside_step = True
+        try:
+            yield
+        finally:
+            self._is_inside_step = False
+
+    def _check_between_steps(self) -> None:
+        """Raises RuntimeError inside of a step, where code of users runs, such as logits processors and drafters."""
+        if self._is_inside_step:
+            raise RuntimeError(
+                "engine: got a call inside of one of its own steps, which would change the rows that the step works "
+                "on; expected it between steps; use another engine there"
+            )
 
     @abstractmethod
     def _unfinished(self) -> list[Handle]:

@@ -93,7 +93,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         *,
         rule: str | Rule = DEFAULT,
         tokenizer: Any = None,
-        eos_token_ids: Sequence[int] = (),
+        eos_token_ids: int | Sequence[int] = (),
         prefill_chunk: int | None = None,
         budget: str | BudgetPolicy = "fixed",
         step_mode: str = "auto",
@@ -103,8 +103,8 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
     ) -> None:
         self.drafter, self.tokenizer = drafter, tokenizer
         self.default_params = default_params or SamplingParams()
-        self.eos_token_ids = tuple(eos_token_ids)
-        if any(not 0 <= token < target.vocab_size for token in self.eos_token_ids):
+        self.eos_token_ids = (eos_token_ids,) if isinstance(eos_token_ids, int) else tuple(eos_token_ids)
+        if any(isinstance(each, str) or not 0 <= each < target.vocab_size for each in self.eos_token_ids):
             expected = f"ids of the target's vocabulary, 0..{target.vocab_size - 1}"
             raise ValueError(f"eos_token_ids: got {self.eos_token_ids}; expected {expected}")
         self.needs = Needs() if drafter is None else drafter.needs
@@ -194,10 +194,13 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
 
         Raises:
             ValueError: For a running request of another engine.
+            RuntimeError: For a running request inside of a step.
         """
         if handle.finished:
             return
         self._check_owner(handle)
+        if handle.row is not None:
+            self._check_between_steps()
         with ExitStack() as leaving:  # the request leaves even if its text cannot be made
             if handle.row is not None:
                 leaving.callback(self._retire, handle)
@@ -236,6 +239,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             RuntimeError: If memory runs out in a `sync` step.
         """
         self._check_open()
+        self._check_between_steps()
         warm(self, capacities)
 
     # -- one step ---------------------------------------------------------------------------------------------------
@@ -250,7 +254,11 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
 
         Returns:
             The requests that took part or got tokens.
+
+        Raises:
+            RuntimeError: Inside of a step, as a logits processor may call it.
         """
+        self._check_between_steps()
         grad_off = nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode()
         with grad_off, without_autocast(self.state.device):
             clock = Clock()
@@ -267,13 +275,14 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             if self._graph_runner.active and (self._graph_runner.memory_freed or not graph):
                 self._drain_pending()
             handles = list(self._running.values())
-            if handles and graph:
-                self._graph_step(handles, clock)
-            elif handles:
-                self._sync_step(handles, clock)
-                self._failures.record_sync_step()
-            else:
-                self._account_and_retire([], clock)
+            with self._inside_step():
+                if handles and graph:
+                    self._graph_step(handles, clock)
+                elif handles:
+                    self._sync_step(handles, clock)
+                    self._failures.record_sync_step()
+                else:
+                    self._account_and_retire([], clock)
             self._cancel_abandoned()  # streams that were dropped meanwhile
             updated, self._updated_handles = list(dict.fromkeys([*self._updated_handles, *ended, *handles])), []
             return updated

@@ -85,7 +85,7 @@ class LLGuidanceMatcher:
 
     def _check(self) -> None:
         if self._inner.is_error():
-            raise RuntimeError(f"llguidance: {self._inner.get_error()}")
+            raise RuntimeError(f"llguidance: {_reason(self._inner.get_error())}")
 
 
 def _reason(words: str) -> str:

@@ -18,8 +18,11 @@ from torch import Tensor
 
 from specdec_fast.extras import require
 from specdec_fast.integrations.grammar_sources import check_choices, check_text, parse_schema
-from specdec_fast.integrations.xgrammar_schema import find_ignored
+from specdec_fast.integrations.xgrammar_schema import find_ignored, patterns
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
+
+_MAX_SCHEMA = 2**15
+"""Most characters of a JSON schema: 1 to 4 s of work. The time of xgrammar grows with the square."""
 
 _COMPILERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -126,6 +129,21 @@ def regex(pattern: str, tokenizer: Any) -> XGrammarMatcher:
     return _matcher(lambda compiler: compiler.compile_regex(pattern), tokenizer, f"regex {pattern!r}", expected)
 
 
+def _check_pattern(pattern: str) -> None:
+    """Refuses a pattern of a schema that xgrammar does not read alone.
+
+    Inside of a schema it ignores look-around, and deeply nested groups overflow the stack, which ends the process.
+
+    Raises:
+        ValueError: With the reason.
+    """
+    try:
+        _library().Grammar.from_regex(pattern)
+    except Exception as error:
+        words = f"JSON schema: pattern {pattern!r:.60}: {_reason(error)}"
+        raise ValueError(f"{words}; expected a regular expression that xgrammar reads, or use llguidance") from None
+
+
 def json_schema(schema: str | Mapping[str, Any], tokenizer: Any, *, whitespace: bool = False) -> XGrammarMatcher:
     """Makes a grammar of the JSON texts that a schema allows.
 
@@ -147,6 +165,13 @@ def json_schema(schema: str | Mapping[str, Any], tokenizer: Any, *, whitespace: 
     if ignored is not None:
         raise ValueError(f"JSON schema: got {ignored}, which xgrammar ignores; leave it out, or use llguidance")
     text = json.dumps(parsed)
+    if len(text) > _MAX_SCHEMA:
+        got = f"JSON schema: got {len(text)} characters"
+        raise ValueError(
+            f"{got}; expected at most {_MAX_SCHEMA}, since xgrammar takes minutes for more; use llguidance"
+        )
+    for pattern in patterns(parsed):
+        _check_pattern(pattern)
 
     def compiled(compiler: Any) -> Any:
         return compiler.compile_json_schema(text, any_whitespace=whitespace, strict_mode=False)

@@ -34,6 +34,9 @@ _PYTHON: dict[str, Any] = {
 }
 _OBJECTS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("prefixItems", "anyOf", "allOf", "enum", "required")
+_COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+_MAX_COUNT = 2**31 - 1
+_MAX_ENUM = 1000  # the time of xgrammar grows with the square: 1 s for 1,000 values, 12 s for 3,000
 _KNOWN = set().union(*_OF_TYPE.values(), _IGNORED, _ALONE, {"type"})
 
 
@@ -51,6 +54,16 @@ def find_ignored(schema: Any) -> str | None:
     return found or next((words for inner in _inner_schemas(schema) if (words := find_ignored(inner))), None)
 
 
+def patterns(schema: Any) -> Iterator[str]:
+    """Yields the regular expressions of a schema that was checked by `find_ignored`."""
+    if isinstance(schema, Mapping):
+        if isinstance(schema.get("pattern"), str):
+            yield schema["pattern"]
+        yield from schema.get("patternProperties", ())
+        for inner in _inner_schemas(schema):
+            yield from patterns(inner)
+
+
 def _check_types(schema: Mapping[str, Any]) -> None:
     """Raises ValueError if a keyword of one schema has a value of a type that it cannot have."""
     for name, value in schema.items():
@@ -59,12 +72,18 @@ def _check_types(schema: Mapping[str, Any]) -> None:
             expected = "an object"
         elif name in _LISTS and not isinstance(value, (list, tuple)):
             expected = "an array"
+        elif name == "anyOf" and not value:
+            expected = "at least one schema"  # without one, xgrammar allows the empty text
         elif name == "required" and not all(isinstance(each, str) for each in value):
             expected = "an array of names"
         elif name == "format" and not isinstance(value, str):
             expected = "a string"
         elif name == "type" and not all(isinstance(each, str) for each in _as_list(value)):
             expected = "a string, or an array of strings"
+        elif name in _COUNTS and not (isinstance(value, int) and 0 <= value <= _MAX_COUNT):
+            expected = f"an integer from 0 to {_MAX_COUNT}"
+        elif name == "enum" and len(value) > _MAX_ENUM:
+            value, expected = f"{len(value)} values", f"at most {_MAX_ENUM} for xgrammar; use llguidance"
         if expected:
             raise ValueError(f"JSON schema: {name}: got {value!r:.60}; expected {expected}")
 
@@ -80,6 +99,8 @@ def _of_one(schema: Mapping[str, Any]) -> str | None:
             return f"keyword {name!r}"
     alone = next((name for name in _ALONE if name in schema), None)
     types = _as_list(schema.get("type", ()))
+    if alone == "$ref" and not str(schema["$ref"]).startswith("#"):
+        return f"the reference {schema['$ref']!r:.60} to another document"
     if alone is not None:
         return _beside(alone, schema, types)
     enforced = set().union(*(_OF_TYPE.get(each, set()) for each in types), {"type"})

@@ -31,7 +31,7 @@ from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.loading.model_targets import FoundModel, find_model
 from specdec_fast.loading.models import check_device, resolve_dtype
 from specdec_fast.loading.sampling_defaults import check_sampling, resolve_defaults
-from specdec_fast.loading.tokenizers import check_same_tokenizer, eos_ids, load_tokenizer
+from specdec_fast.loading.tokenizers import check_same_tokenizer, check_tokenizer, eos_ids, load_tokenizer
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 from specdec_fast.rules import DEFAULT, get_rule, rule_for
 from specdec_fast.sampling.params import SamplingParams
@@ -74,7 +74,7 @@ def load(
     compile: bool = False,
     fused_forward: bool | None = None,
     weights: str | None = None,
-    eos_token_ids: Sequence[int] | None = None,
+    eos_token_ids: int | Sequence[int] | None = None,
     budget: str | BudgetPolicy = "fixed",
     step_mode: str = "auto",
     temperature: float | None = None,
@@ -136,6 +136,8 @@ def load(
     check_device(device)
     wanted = resolve_dtype(dtype)
     check_sampling(sampling)
+    if not isinstance(tokenizer, (str, Path, type(None))):
+        check_tokenizer(tokenizer)
     selected, policy = get_rule(rule), budget_for(budget)
     name, options = _check_drafter(drafter, draft is not None, {**(drafter_options or {})}, num_draft_tokens)
     files = ModelOptions(revision, trust_remote_code, device_map, adapter, weights, model_options or {})
@@ -157,6 +159,8 @@ def load(
             log.warning("max_length: got %d; the model's limit is %d, and that is used", max_length, ours.max_length)
         # the target generates no other ids
         ends = [token for token in eos_ids(found.model, tokenizer) if 0 <= token < ours.vocab_size]
+        if isinstance(eos_token_ids, int):
+            eos_token_ids = [eos_token_ids]
         ids = ends if eos_token_ids is None else eos_token_ids
         defaults = resolve_defaults(sampling, getattr(found.model, "generation_config", None), ids, ours.vocab_size)
         why_rule, why_drafter = None, None

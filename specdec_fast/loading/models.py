@@ -5,6 +5,7 @@ Tests: tests/loading/test_models.py, tests/loading/test_gguf.py, tests/loading/t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -26,6 +27,7 @@ from specdec_kernels.unknown_names import unknown_name
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+log = logging.getLogger("specdec_fast")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -148,6 +150,17 @@ def _load(source: ModelSource, dtype: torch.dtype, what: str, options: ModelOpti
         raise ValueError(
             f"{what} {source.name!r}: the weights lack {len(missing)} tensors of the architecture (for example "
             f"{missing[0]}); expected a complete checkpoint; these would be random"
+        )
+    unused = sorted(found.get("unexpected_keys") or ())
+    if unused:
+        log.warning(
+            "%s %r: %s does not use %d tensors of the checkpoint (for example %s); check its config.json if they "
+            "belong to the language model, since the text does not depend on them",
+            what,
+            source.name,
+            type(model).__name__,
+            len(unused),
+            unused[0],
         )
     return model
 

@@ -64,7 +64,7 @@ def load_tokenizer(source: str | Path, options: ModelOptions | None = None) -> A
         return load_tokenizer(base_of_adapter(found, "tokenizer"), options) if found.is_adapter else None
     remedy = "restore the broken files, or remove them and pass token ids"
     if found.gguf_file is not None:
-        remedy = "pass tokenizer= with the folder or hub id of the original model, or pass token ids"
+        remedy = "pass tokenizer= with the folder or hub id of the original model"
     try:
         tokenizer = _load(found, options)
         # for some kinds of models transformers makes an empty tokenizer with special tokens alone
@@ -103,6 +103,24 @@ def _load(source: ModelSource, options: ModelOptions) -> Any:
                 "transformers to 5.23"
             )
         return tokenizer
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Checks a tokenizer that was passed as an object.
+
+    Raises:
+        ValueError: If it is no tokenizer of transformers, nor an object with the same methods.
+    """
+    counts = hasattr(tokenizer, "get_vocab") or hasattr(tokenizer, "__len__")
+    is_raw = type(tokenizer).__module__.partition(".")[0] == "tokenizers"  # its methods return other types
+    if counts and not is_raw:
+        return
+    remedy = "load one with AutoTokenizer.from_pretrained"
+    if hasattr(tokenizer, "tokenizer"):  # a processor
+        remedy = "pass its attribute tokenizer"
+    elif is_raw:
+        remedy = "pass PreTrainedTokenizerFast(tokenizer_object=...)"
+    raise ValueError(f"tokenizer: got {type(tokenizer).__name__}; expected a tokenizer of transformers; {remedy}")
 
 
 def check_same_tokenizer(target: Any, draft: Any, vocab_size: int | None = None) -> None:

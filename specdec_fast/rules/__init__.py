@@ -36,6 +36,8 @@ def get_rule(rule: str | Rule = DEFAULT) -> Rule:
             with "lossy".
     """
     if not isinstance(rule, str):
+        if not (hasattr(rule, "lossless") and hasattr(rule, "why_not")):
+            raise ValueError(f"rule: got {rule!r:.60}; expected a name ({', '.join(rule_names())}) or a Rule")
         if not rule.lossless and rule.name.partition(":")[0] != LOSSY:
             raise ValueError(
                 f"rule {rule.name}: got a rule that is not lossless; expected a name that says so: {LOSSY!r} or "

@@ -17,6 +17,7 @@ from specdec_fast.sampling.grammar import GrammarState, Matcher
 _SEED_LIMIT = 2**63
 _LARGEST_BIAS = 10_000
 _SMALLEST_TOP_P = 1e-30  # smaller numbers become 0 in float32
+_LONGEST_WORD = 1024  # tokens of an n-gram or bad word: all are compared at every node
 _MAX_POSITION = 2**30  # positions are int32, and the prompt comes first
 
 
@@ -44,6 +45,14 @@ def _ids(name: str, got: object) -> tuple[int, ...]:
     ids = tuple(got) if ok else ()  # type: ignore[arg-type]
     _require(ok and all(map(_is_id, ids)), name, got, "a sequence of token ids >= 0")
     return ids
+
+
+def _encode(word: str, tokenizer: Any) -> list[int]:
+    """Token ids of a bad word."""
+    try:
+        return list(tokenizer.encode(word, add_special_tokens=False))
+    except Exception as error:  # tokenizers raise what they like, for example about lone surrogates
+        raise ValueError(f"bad_words: got {word!r:.60}; expected text that the tokenizer encodes: {error}") from error
 
 
 @accept_foreign_parameters
@@ -211,12 +220,15 @@ class SamplingParams:
     def _check_text_processors(self) -> None:
         """Checks and normalises the processors that read the text of every node."""
         size = self.no_repeat_ngram_size
-        _require(_is_id(size), "no_repeat_ngram_size", size, "a positive integer, or 0 (off)")
+        in_range = _is_id(size) and size <= _LONGEST_WORD
+        _require(in_range, "no_repeat_ngram_size", size, f"a positive integer up to {_LONGEST_WORD}, or 0 (off)")
         words = self.bad_words
         listed = isinstance(words, Iterable) and not isinstance(words, (str, bytes, Mapping))
         _require(listed, "bad_words", words, "a sequence of texts or of sequences of token ids")
         found = [word if isinstance(word, str) else _ids("bad_words", word) for word in words]
         _require(all(found), "bad_words", words, "words that are not empty")
+        longest = max((len(word) for word in found if not isinstance(word, str)), default=0)
+        _require(longest <= _LONGEST_WORD, "bad_words", f"{longest} tokens", f"words of at most {_LONGEST_WORD} tokens")
         object.__setattr__(self, "bad_words", tuple(found))
         given = self.logits_processors
         listed = isinstance(given, list) or (isinstance(given, Iterable) and not callable(given))
@@ -314,7 +326,7 @@ class SamplingParams:
             bare = word.lstrip(" ") if isinstance(word, str) else ""
             texts = (bare, f" {bare}") if bare else (word,)
             for text in texts:
-                ids = text if not isinstance(text, str) else tokenizer.encode(text, add_special_tokens=False)
+                ids = _encode(text, tokenizer) if isinstance(text, str) else text
                 if not ids:
                     raise ValueError(f"bad_words: got {word!r:.60}, which has no tokens; expected another text")
                 found[tuple(ids)] = None

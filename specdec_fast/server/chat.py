@@ -40,6 +40,7 @@ def chat_routes(service: Service) -> APIRouter:
 def _read(request: ChatRequest, service: Service) -> Prompt:
     """Applies the chat template, and reads the parameters of the texts."""
     engine = service.engine
+    service.check_count(request.n or 1)
     if request.tools and request.tool_choice != "none":
         raise APIError(400, _NO_TOOLS, param="tools", code="unsupported")
     if request.top_logprobs is not None and not request.logprobs:

@@ -44,6 +44,7 @@ def _read(request: CompletionRequest, service: Service) -> list[Prompt]:
     prompts: list[Any] = [*prompt] if several else [prompt]
     if not prompts:
         raise ValueError("prompt: got an empty list; expected at least one prompt")
+    service.check_count(len(prompts) * max(request.n or 1, 1))
     max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     params = read_params(
         request,

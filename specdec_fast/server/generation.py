@@ -272,6 +272,17 @@ class Service:
         with refusing():
             return await self._events.run_in_executor(self._workers, work)
 
+    def check_count(self, count: int) -> None:
+        """Checks the number of texts of one request, before anything is made for each of them.
+
+        Raises:
+            APIError: With status 400 if they never fit into the queue.
+        """
+        capacity = self.engine.state.max_rows + self.settings.max_queue
+        if count > capacity:
+            words = f"got {count} texts in one request; expected at most {capacity}; send several requests"
+            raise APIError(400, f"n: {words}", param="n")
+
     async def generate(self, prompts: Sequence[Prompt], *, streams: bool) -> Generation:
         """Submits the texts of one HTTP request.
 
@@ -288,11 +299,8 @@ class Service:
             BaseException: If this task is cancelled, after its texts.
         """
         rows, count = self.engine.state.max_rows, sum(len(prompt.params) for prompt in prompts)
-        capacity = rows + self.settings.max_queue
-        if count > capacity:
-            words = f"got {count} texts in one request; expected at most {capacity}; send several requests"
-            raise APIError(400, f"n: {words}", param="n")
-        if self._open + count > capacity:
+        self.check_count(count)
+        if self._open + count > rows + self.settings.max_queue:
             self.metrics.rejected.inc()
             words = f"{self._open} texts run or wait; the queue holds {self.settings.max_queue} beside {rows} that run"
             raise APIError(429, f"the queue is full: {words}; try again later", code="queue_full")

@@ -25,6 +25,7 @@ _NAMES = {
 _OFF = -1
 """vLLM's `top_k` for all tokens."""
 _MOST_LOGPROBS = 20
+_MOST_DIGITS = 10  # of a token id
 
 
 def read_params(
@@ -66,7 +67,7 @@ def read_params(
     if request.logit_bias is not None:
         given["logit_bias"] = {_token_id(name): value for name, value in request.logit_bias.items()}
     given["grammar"] = _read_grammar(request.response_format, engine.tokenizer, grammar_backend)
-    return replace(engine.default_params, **given)
+    return replace(engine.default_params, **given).with_bad_word_ids(engine.tokenizer)
 
 
 def repeat(request: GenerationRequest, tokens: Sequence[int], params: SamplingParams) -> Prompt:
@@ -116,7 +117,7 @@ def check_length(prompt: Sequence[int], engine: Engine, params: SamplingParams) 
 
 
 def _token_id(name: str) -> int:
-    if not name.isdecimal():
+    if not (name.isascii() and name.isdecimal() and len(name) <= _MOST_DIGITS):
         raise ValueError(f"logit_bias: got {name!r:.40}; expected token ids as names")
     return int(name)
 

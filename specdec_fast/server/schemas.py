@@ -47,6 +47,8 @@ _EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 _FAIL_FAST = Field(fail_fast=True)  # one error for a list, not one for each of a million elements
 Ids = Annotated[list[int], _FAIL_FAST]
+ShortText = Annotated[str, Field(max_length=1024)]
+"""A text that is compared with the end of the generated text, at a cost that grows with its length."""
 
 
 class _Body(BaseModel):
@@ -106,7 +108,7 @@ class GenerationRequest(_Body):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: ShortText | Annotated[list[ShortText], Field(max_length=16)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -118,7 +120,7 @@ class GenerationRequest(_Body):
     min_p: float | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None  # of transformers
-    bad_words: Annotated[list[str | Ids], _FAIL_FAST] | None = None
+    bad_words: Annotated[list[ShortText | Ids], Field(max_length=1024), _FAIL_FAST] | None = None
     prompt_logprobs: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None

@@ -93,8 +93,8 @@ class HuggingFaceTarget:
             "page_size": page_size,
         }
         for name, value in capacities.items():
-            if value < 1:
-                raise ValueError(f"{name}: got {value}; expected at least 1")
+            if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+                raise ValueError(f"{name}: got {value!r}; expected at least 1, as an integer")
         self.has_default_length = max_length is None
         attention.register()
         self.lease = ModelLease(model)

@@ -163,6 +163,7 @@ def test_a_batch_of_conversations() -> None:
         ([{"role": "user", "content": [{"type": "text"}]}], "got the part {'type': 'text'} in message 1"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "got a part of type 'image_url' in message 1"),
         ([{"role": "user", "content": "a\ud83d"}], "got the content 'a\\ud83d' in message 1; expected Unicode text"),
+        ([{"role": "a\ud83d", "content": "a"}], "got the role 'a\\ud83d' in message 1; expected Unicode text"),
     ],
 )
 def test_malformed_messages_are_refused(messages: Any, said: str) -> None:

@@ -49,3 +49,27 @@ def test_a_processor_that_fails_ends_its_request_alone(kind: str, rule: str, cas
         assert failed.tokens == start
         assert [first.tokens, third.tokens] == want
     assert target.cache.pages.num_used == 0 and engine.idle
+
+
+@pytest.mark.parametrize("call", ["step", "generate", "cancel", "close", "warm"])
+def test_a_processor_that_calls_its_own_engine_fails_alone(call: str) -> None:
+    """A step inside of a step would move the rows that the outer one works on: other texts would change."""
+    target = automaton()
+    engine = Engine(target, drafter("tree", [PROMPTS[0] * 9]), eos_token_ids=ENDS)
+
+    def calls_the_engine(_: list[int], logits: torch.Tensor) -> torch.Tensor:
+        arguments = {"generate": ([PROMPTS[2]],), "cancel": (handles[0],)}.get(call, ())
+        getattr(engine, call)(*arguments)
+        return logits
+
+    common: dict[str, Any] = {"temperature": 0.9, "max_new_tokens": NEW}
+    params = SamplingParams(seed=1, **common)
+    want = processed_decode(target.logits_after, PROMPTS[0], params, ENDS)
+    both = params, SamplingParams(seed=2, logits_processors=[calls_the_engine], **common)
+    handles = [engine.submit(prompt, each) for prompt, each in zip(PROMPTS, both)]
+    while not engine.idle:
+        engine.step()
+    assert handles[0].tokens == want
+    assert handles[1].finish_reason == "error" and "inside of one of its own steps" in str(handles[1].error)
+    assert target.cache.pages.num_used == 0 and not engine.closed
+    engine.close()

@@ -143,6 +143,7 @@ SHARED = {
     "state",
     "lock",
     "_next_id",
+    "_is_inside_step",
 } | {
     "default_params",
     "closed",

@@ -245,7 +245,18 @@ VIOLATIONS: list[tuple[dict[str, Any], Any]] = [
     ({"type": "object", "properties": {"a": {}, "b": {}}, "maxProperties": 1}, {"a": 1, "b": 2}),
     ({"type": "object", "additionalProperties": {"type": "array", "items": {"minLength": 2}}}, {"a": ["b"]}),
     ({"anyOf": [{"type": "string", "maxLength": 1}, {"type": "null"}]}, "aa"),
+    ({"type": "string", "pattern": "^(?!b)[ab]$"}, "b"),
+    ({"type": "array", "items": {"type": "object", "patternProperties": {"^(?!b)[ab]$": {}}}}, [{"b": 1}]),
+    ({"$ref": "http://example.com/integer"}, "a"),
 ]
+HARMFUL: list[dict[str, Any]] = [
+    {"type": "string", "pattern": "(" * 60_000 + "a" + ")" * 60_000},
+    {"type": "object", "patternProperties": {"(" * 60_000 + "a" + ")" * 60_000: {"type": "string"}}},
+    {"type": "string", "maxLength": 10**18},
+    {"anyOf": []},
+    {"type": "array", "items": {"type": "null"}, "maxItems": 2**32},
+]
+"""Schemas that overflow the stack or a counter of a library, and one that no text fits."""
 
 
 @EITHER
@@ -262,6 +273,24 @@ def test_a_schema_is_enforced_or_refused(backend: str) -> None:
         assert not accepts(grammar, json.dumps(value)), schema
         assert not accepts(grammar, json.dumps(value, separators=(",", ":"))), schema
     assert enforced >= 10
+
+
+@EITHER
+def test_harmful_schemas_are_refused(backend: str) -> None:
+    for schema in HARMFUL:
+        try:
+            grammar = make(backend, "json_schema", schema)
+        except ValueError as error:
+            assert str(error).startswith("JSON schema: ")
+        else:
+            assert backend == "llguidance" and accepts(grammar, "[null]")
+
+
+def test_schemas_that_xgrammar_compiles_for_minutes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"JSON schema: got \d+ characters; expected at most 32768, .* use llguidance"):
+        make("xgrammar", "json_schema", {"const": "x" * 40_000})
+    with pytest.raises(ValueError, match=r"enum: got '1001 values'; expected at most 1000 .* use llguidance"):
+        make("xgrammar", "json_schema", {"enum": list(range(1001))})
 
 
 @EITHER

@@ -184,6 +184,11 @@ def test_a_draft_without_a_tokenizer_is_accepted(folder: Path, tmp_path: Path) -
         ({"drafter_options": {"n_max": 3}}, "drafter_options: got {'n_max': 3} and no drafter"),
         ({"drafter": "ngram", "drafter_options": {"wish": 3}}, "drafter ngram: got option 'wish'; expected one of num"),
         ({"max_length": 0}, "max_length: got 0; expected at least 1"),
+        ({"max_rows": "8"}, "max_rows: got '8'; expected at least 1, as an integer"),
+        ({"max_length": 64.0}, "max_length: got 64.0; expected at least 1, as an integer"),
+        ({"max_rows": True}, "max_rows: got True; expected at least 1"),
+        ({"eos_token_ids": ["a"]}, r"eos_token_ids: got \('a',\); expected ids of the target's vocabulary"),
+        ({"rule": 5}, "rule: got 5; expected a name .*replay"),
         ({"device": "cuda:99"}, r"device: got 'cuda:99'; this machine has \d+ CUDA devices; use cpu"),
         ({"device": "tpu"}, "device: got 'tpu'; expected cpu, cuda or cuda:N"),
         ({"page_size": 0}, "page_size: got 0; expected at least 1"),
@@ -196,6 +201,11 @@ def test_arguments_that_do_not_fit(arguments: dict[str, Any], message: str) -> N
         arguments = arguments | {"draft": models.kin("llama")}
     with pytest.raises(ValueError, match=message):
         load(models.own("llama"), **({"max_length": 64} | arguments))
+
+
+def test_a_single_end_id_needs_no_list() -> None:
+    """As generation configs have it."""
+    assert load(models.own("llama"), eos_token_ids=5, max_length=64).eos_token_ids == (5,)
 
 
 def test_options_reach_the_drafter() -> None:

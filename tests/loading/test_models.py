@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,21 @@ def test_any_error_of_a_config_is_reported(folder: Path, tmp_path: Path, change:
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(ValueError, match=r"model: got .*; expected a bundled name"):
         load_model(tmp_path)
+
+
+def test_unused_weights_are_reported(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the biases of a model whose config has none: its text would be wrong in silence."""
+    monkeypatch.setattr(logging.getLogger("specdec_fast"), "propagate", True)
+    load_model(folder)
+    assert not [each for each in caplog.records if each.name == "specdec_fast"]
+    tiny_model("llama", attention_bias=True).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "attention_bias": False}))
+    load_model(tmp_path)
+    (record,) = (each for each in caplog.records if each.name == "specdec_fast")
+    assert "LlamaForCausalLM does not use 8 tensors" in record.message and "k_proj.bias" in record.message
 
 
 def test_bundled_models_load_without_progress_bars(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -114,3 +114,16 @@ def test_a_tokenizer_that_does_not_list_its_tokens_is_as_large_as_it_says() -> N
             return 40
 
     assert load(models.own("llama"), tokenizer=Letters(), max_length=64).target.vocab_size == 40
+
+
+def test_a_tokenizer_of_another_kind_is_refused() -> None:
+    class Processor:
+        tokenizer = byte_tokenizer()
+
+    for given, words in (
+        (Processor(), "got Processor; .*; pass its attribute tokenizer"),
+        (5, "got int; .*; load one with AutoTokenizer"),
+        (byte_tokenizer().backend_tokenizer, r"got Tokenizer; .*; pass PreTrainedTokenizerFast\(tokenizer_object="),
+    ):
+        with pytest.raises(ValueError, match=f"tokenizer: {words}"):
+            load(tiny_model("llama"), tokenizer=given)

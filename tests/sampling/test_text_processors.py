@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.toy_chat import chat_tokenizer
 
 from specdec_fast.core.draft import Draft
 from specdec_fast.sampling import target_distributions as sampling_module
@@ -110,13 +111,17 @@ def test_texts_stand_for_their_tokens_with_and_without_a_space() -> None:
         params.with_bad_word_ids(None)
     with pytest.raises(ValueError, match="which has no tokens"):
         SamplingParams(bad_words=["  "]).with_bad_word_ids(Letters())
+    with pytest.raises(ValueError, match=r"bad_words: got '.ud800'; expected text that the tokenizer encodes"):
+        SamplingParams(bad_words=["\ud800"]).with_bad_word_ids(chat_tokenizer())
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size: got -1; expected a positive integer, or 0"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size: got -1; expected a positive integer up to 1024, or 0"),
         ({"no_repeat_ngram_size": 2.0}, "no_repeat_ngram_size: got 2.0"),
+        ({"no_repeat_ngram_size": 1025}, "no_repeat_ngram_size: got 1025; expected a positive integer up to 1024"),
+        ({"bad_words": [[1] * 1025]}, "bad_words: got '1025 tokens'; expected words of at most 1024 tokens"),
         ({"bad_words": "word"}, "bad_words: got 'word'; expected a sequence of texts"),
         ({"bad_words": [""]}, "bad_words: got .*; expected words that are not empty"),
         ({"bad_words": [()]}, "bad_words: got .*; expected words that are not empty"),

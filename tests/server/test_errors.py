@@ -56,6 +56,18 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         ({"stream_options": {"include_usage": True}}, 400, "stream_options", "stream true"),
         ({"response_format": {"type": "json_schema"}}, 400, "response_format", "schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, 400, None, "schema"),
+        ({"logit_bias": {"\u0663": 1}}, 400, "logit_bias", "token ids"),  # a digit, but not of ASCII
+        ({"logit_bias": {"9" * 5000: 1}}, 400, "logit_bias", "token ids"),
+        # what would take minutes or all memory
+        ({"n": 10**12}, 400, "n", "at most 72"),
+        ({"prompt": ["a"] * 10, "n": 8}, 400, "n", "got 80 texts"),
+        ({"no_repeat_ngram_size": 10**9}, 400, "no_repeat_ngram_size", "up to 1024"),
+        ({"bad_words": [[5] * 1025]}, 400, "bad_words", "at most 1024 tokens"),
+        ({"bad_words": ["a" * 1025]}, 422, "bad_words", "at most 1024"),
+        ({"bad_words": [[5]] * 1025}, 422, "bad_words", "at most 1024"),
+        ({"bad_words": ["\ud800"]}, 422, "bad_words", "unicode"),
+        ({"stop": "a" * 1025}, 422, "stop", "at most 1024"),
+        ({"stop": ["a" * 1025]}, 422, "stop", "at most 1024"),
         # what is not served
         ({"model": "gpt"}, 404, "model", "'toy'"),
         ({"tempreature": 1}, 400, "tempreature", "'temperature'"),

@@ -13,6 +13,7 @@ from specdec_fast.server.schemas import CompletionRequest
 from specdec_fast.server.settings import Settings
 
 ENGINE = make_engine()
+BAD_WORDS = SamplingParams(bad_words=["one", [4, 5]]).with_bad_word_ids(ENGINE.tokenizer).bad_words
 
 
 def params(**fields: Any) -> SamplingParams:
@@ -43,7 +44,7 @@ def params(**fields: Any) -> SamplingParams:
         ("skip_special_tokens", False, "skip_special_tokens", False),
         ("include_stop_str_in_output", True, "include_stop_str_in_output", True),
         ("no_repeat_ngram_size", 3, "no_repeat_ngram_size", 3),
-        ("bad_words", ["one", [4, 5]], "bad_words", ("one", (4, 5))),
+        ("bad_words", ["one", [4, 5]], "bad_words", BAD_WORDS),
         ("prompt_logprobs", 2, "prompt_logprobs", 2),
     ],
 )
