@@ -1,8 +1,9 @@
 // One tile of tree attention: scores [queries, kKeyBlock] of a block of keys, online softmax, weighted sum of values
 // [queries, D]. Each instruction set's file includes it once, after simd.h.
 //
-// Batch invariant: for rows with few nodes (Tile::wide is false) the order of every sum depends only on the key's slot and
-// the width. A node has the same bits whatever nodes, heads or rows share the call.
+// Batch invariant: for rows with few nodes (Tile::wide is false) the order of every sum depends only on the number of keys
+// before a key that the node sees, and the width. A node has the same bits whatever nodes, heads or rows share the call,
+// and the same as at the end of a chain of its ancestors.
 
 #if SPECDEC_LANES == 16
 constexpr int kRowTile = 6, kColumnTile = 4;  // 24 of 32 registers
@@ -192,6 +193,39 @@ inline void soften(float* scores, uint64_t visible, float softcap, float* max, f
   *sum += total(weights);
 }
 
+// The block with the first node and all later slots of a row: its values, all scores, and weights of one block of keys.
+struct Tail {
+  int64_t begin, count;  // slots
+  float *scores, *weights;  // [2, queries, kKeyBlock]
+  const float* values[2 * kKeyBlock];
+};
+
+// One block of keys of a row with branches. Every node has its keys in the places of a chain of its ancestors while they are
+// weighed. Values are then added in the order of slots, which is the same order.
+inline void attend_tail(const AttentionArguments& a, const Tile& tile, int64_t block, const Tail& tail, int64_t width, float* scores, Partial state) {
+  const int64_t group = a.heads / a.kv_heads, piece = tile.count * group * kKeyBlock;
+  uint64_t any = 0;
+  __builtin_memset(tail.weights, 0, static_cast<size_t>(2 * piece) * sizeof(float));
+  for (int64_t node = 0; node < tile.count; ++node) {
+    int64_t slots[kKeyBlock];
+    uint64_t visible;
+    const int64_t count = places_of_keys(a, tile.row, tile.first + node, block, slots, visible);
+    any |= visible;
+    if (visible == 0) continue;
+    for (int64_t t = 0; t < count; ++t) slots[t] = (slots[t] - tail.begin) / kKeyBlock * piece + (slots[t] - tail.begin) % kKeyBlock;
+    for (int64_t r = node * group; r < (node + 1) * group; ++r) {
+      for (int64_t t = 0; t < count; ++t) scores[t] = tail.scores[slots[t] + r * kKeyBlock];
+      for (int64_t t = count; t < kKeyBlock; ++t) scores[t] = 0.0f;
+      soften(scores, visible, static_cast<float>(a.softcap), state.max + r, state.sum + r, state.acc + r * width, width);
+      for (int64_t t = 0; t < count; ++t) tail.weights[slots[t] + r * kKeyBlock] = scores[t];
+    }
+  }
+  for (int64_t at = 0; any != 0 && at < tail.count; at += kKeyBlock) {
+    const int64_t part = tail.count - at < kKeyBlock ? tail.count - at : kKeyBlock;
+    multiply(tail.weights + at / kKeyBlock * piece, tile.count * group, kKeyBlock, tail.values + at, nullptr, width / kLanes, part, state.acc, width, true);
+  }
+}
+
 template <class T>
 void attend_typed(const AttentionArguments& a, const Tile& tile, const Tile* following, float* scratch, Partial state) {
   const int64_t group = a.heads / a.kv_heads, rows = tile.count * group, width = padded(a.head_dim, kLanes);
@@ -221,7 +255,29 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, const Tile* fol
   const float softcap = static_cast<float>(a.softcap);
   const bool in_place = rows <= 32;
   const bool ahead = in_place && std::is_same_v<T, float> && width == a.head_dim;  // row addresses are known before the reads
+  const int64_t length = a.lengths[tile.row];
+  bool branches = false;
+  if (!tile.wide && a.ancestors != nullptr) {
+    for (int64_t i = 0; i < tile.count; ++i) branches |= on_branch(a, tile.row, tile.first + i);
+  }
+  Tail tail = {length / kKeyBlock * kKeyBlock, 0, value_memory + kKeyBlock * width, nullptr, {}};
+  if (branches && tile.key_end > tail.begin) {
+    tail.count = length + a.offsets[tile.row + 1] - a.offsets[tile.row] - tail.begin;
+    tail.weights = tail.scores + 2 * rows * kKeyBlock;
+    float* memory = tail.weights + 2 * rows * kKeyBlock;
+    for (int64_t at = 0; at < tail.count; at += kKeyBlock, memory += kKeyBlock * width) {
+      const int64_t part = tail.count - at < kKeyBlock ? tail.count - at : kKeyBlock;
+      gather_rows(keys, a.key_page, a.key_slot, a, table, tail.begin + at, part, width, in_place, key_memory, key_rows);
+      for (int64_t t = part; t < kKeyBlock; ++t) key_rows[t] = key_rows[part - 1];  // scored, then not read
+      dot_scores(query, rows, width, key_rows, nullptr, part, tail.scores + at * rows);
+      gather_rows(values, a.value_page, a.value_slot, a, table, tail.begin + at, part, width, in_place, memory, tail.values + at);
+    }
+  }
   for (int64_t block = tile.key_begin / kKeyBlock * kKeyBlock; block < tile.key_end; block += kKeyBlock) {
+    if (branches && block >= tail.begin) {
+      attend_tail(a, tile, block, tail, width, scores, state);
+      continue;
+    }
     const int64_t count = tile.key_end - block < kKeyBlock ? tile.key_end - block : kKeyBlock;
     uint64_t any = 0;
     uint64_t visible[kMostNodes];

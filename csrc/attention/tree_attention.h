@@ -78,8 +78,9 @@ inline double sink_of(const AttentionArguments& a, int64_t head) {
   with_scalar(a.sink_type, [&](auto type) { sink = widen(static_cast<const decltype(type)*>(a.sinks)[head]); });
   return sink;
 }
-// Scratch size: queries, scores, and the transposed and converted key and value blocks.
-inline int64_t scratch_floats(int64_t rows, int64_t width) { return rows * (width + kKeyBlock) + 3 * kKeyBlock * width + 16; }
+// Scratch size: queries, scores, the transposed and converted key and value blocks; for rows with branches also scores,
+// weights and converted values of two blocks.
+inline int64_t scratch_floats(int64_t rows, int64_t width) { return rows * (width + 5 * kKeyBlock) + 5 * kKeyBlock * width + 16; }
 
 // float64: plain loops.
 void attend_double(const AttentionArguments& a, int64_t row, int64_t node, int64_t head, double* scores);

@@ -56,4 +56,35 @@ inline uint64_t visible_keys(const AttentionArguments& a, int64_t row, int64_t n
   return bits;
 }
 
+// The nodes that a node sees, as bits; for rows of at most 64 nodes.
+inline uint64_t visible_nodes(const AttentionArguments& a, int64_t row, int64_t node) {
+  return extract_bits(a.ancestors + (a.offsets[row] + node) * a.words, a.words, 0);
+}
+
+// Whether a node sees other nodes than the first ones of its row, so that its keys are not in the slots of a chain's keys.
+inline bool on_branch(const AttentionArguments& a, int64_t row, int64_t node) {
+  const uint64_t seen = visible_nodes(a, row, node);
+  return (seen & (seen + 1)) != 0;
+}
+
+// Slots of the keys at places block, block + 1, ... of a node, and whether it sees them (bits). Places count the committed
+// keys and then the nodes that it sees, as a chain of these nodes would have its keys.
+inline int64_t places_of_keys(const AttentionArguments& a, int64_t row, int64_t node, int64_t block, int64_t* slots, uint64_t& visible) {
+  const int64_t length = a.lengths[row], oldest = a.window > 0 ? query_position(a, row, node) - a.window + 1 : 0;
+  uint64_t seen = visible_nodes(a, row, node);
+  for (int64_t skip = block - length; skip > 0 && seen != 0; --skip) seen &= seen - 1;
+  int64_t count = 0;
+  visible = 0;
+  const auto add = [&](int64_t slot, int64_t position) {
+    if (position >= oldest) visible |= uint64_t{1} << count;
+    slots[count++] = slot;
+  };
+  for (int64_t slot = block; slot < length && count < kKeyBlock; ++slot) add(slot, slot);
+  for (; seen != 0 && count < kKeyBlock; seen &= seen - 1) {
+    const int64_t other = __builtin_ctzll(seen);
+    add(length + other, query_position(a, row, other));
+  }
+  return count;
+}
+
 }  // namespace specdec

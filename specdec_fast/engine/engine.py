@@ -242,8 +242,6 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         self._check_between_steps()
         warm(self, capacities)
 
-    # -- one step ---------------------------------------------------------------------------------------------------
-
     @synchronized
     def step(self, only: Collection[Handle] | None = None) -> list[Handle]:
         """Advances every running request by one target pass.

@@ -61,3 +61,36 @@ def test_logits_do_not_depend_on_the_batch(family: str, whole: bool, threads: in
         assert torch.equal(logits[-len(more) :], one_by_one), "after a prompt that was fed token by token"
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("length", [7, 57])
+@pytest.mark.parametrize(
+    ("family", "whole", "dtype"),
+    [
+        ("llama", False, torch.float64),
+        ("llama", False, torch.float32),
+        *((family, True, torch.float32) for family in ("llama", "mistral", "gemma2", "gemma3")),
+        *((family, True, torch.bfloat16) for family in ("llama", "gemma3")),
+    ],
+)
+def test_a_branch_has_the_bits_of_a_chain(family: str, whole: bool, length: int, dtype: torch.dtype) -> None:
+    """Branches cross a block of 64 keys, and for windows their beginning, at other slots than a chain."""
+    target = HuggingFaceTarget(models.own(family).to(dtype), max_rows=2, max_length=128, fused_forward=whole)
+    assert target.cache.reserve(0, 96)
+    feed(target, 0, models.prompt(length))
+    parents = [-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+    tokens = models.prompt(60)[-len(parents) :]
+
+    def score(tree: tuple[list[int], list[int]]) -> Tensor:
+        draft = Draft.trees(rows=[0], trees=[tree])
+        logits = target.score(draft, tree_plan(draft.parents, draft.offsets))[0].logits
+        assert logits is not None
+        return logits.clone()
+
+    together = score((tokens, parents))
+    for node in range(len(parents)):
+        path = [node]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        alone = score(([tokens[each] for each in path], list(range(-1, len(path) - 1))))
+        assert torch.equal(together[node], alone[-1]), f"node {node} of path {path}"
