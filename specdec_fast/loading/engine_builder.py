@@ -133,6 +133,14 @@ def load(
     Raises:
         ValueError: If something cannot be loaded, or if the parts do not fit together.
     """
+    _check_flags(compile=compile, prefix_sharing=prefix_sharing, trust_remote_code=trust_remote_code)
+    if fused_forward is not None:
+        _check_flags(fused_forward=fused_forward)
+    _check_mappings(
+        drafter_options=drafter_options, model_options=model_options, draft_model_options=draft_model_options
+    )
+    if temperature is not None:
+        SamplingParams(temperature=temperature)  # checks it
     check_device(device)
     wanted = resolve_dtype(dtype)
     check_sampling(sampling)
@@ -197,6 +205,20 @@ def load(
             engine.on_close(each.close)
         undo.pop_all()
     return engine
+
+
+def _check_flags(**flags: Any) -> None:
+    """Raises ValueError for a flag that is not a bool: every other value counts as True or False without a word."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}: got {value!r}; expected True or False")
+
+
+def _check_mappings(**options: Any) -> None:
+    """Raises ValueError for options that are neither a mapping nor None."""
+    for name, value in options.items():
+        if not isinstance(value, Mapping | None):
+            raise ValueError(f"{name}: got {value!r}; expected a dict of names and values, or None")
 
 
 def _check_drafter(
