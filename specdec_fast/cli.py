@@ -29,6 +29,7 @@ from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
 from specdec_fast.commands.serve import serve
+from specdec_fast.commands.value_names import name_values
 
 # Applications of other modules, imported only when they run: name -> (module with `app`, line of help).
 MOUNTED = {
@@ -147,7 +148,12 @@ class Root(TyperGroup):
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in MOUNTED and _is_there(MOUNTED[cmd_name][0]):
             return _Deferred(cmd_name)
-        return found
+        return found and name_values(found, ctx)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the help, with names for the values of options."""
+        name_values(self, ctx)
+        super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs a command, and ends it quietly on Ctrl-C or a closed pipe."""
@@ -183,6 +189,12 @@ def _is_there(module: str) -> bool:
         return False
 
 
+def mounted(name: str, context: Any) -> TyperGroup:
+    """Imports a mounted application and returns its group of commands, with names for the values of options."""
+    group: TyperGroup = name_values(typer.main.get_group(import_module(MOUNTED[name][0]).app), context)
+    return group
+
+
 class _Deferred(TyperGroup):
     """A mounted application in the list of commands, imported only when it runs."""
 
@@ -190,8 +202,7 @@ class _Deferred(TyperGroup):
         super().__init__(name=name, help=MOUNTED[name][1])
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        app: typer.Typer = import_module(MOUNTED[str(self.name)][0]).app
-        return typer.main.get_group(app).make_context(info_name, args, parent=parent, **extra)
+        return mounted(str(self.name), parent).make_context(info_name, args, parent=parent, **extra)
 
 
 main = typer.Typer(
