@@ -30,6 +30,7 @@ from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
 from specdec_fast.commands.serve import serve
 from specdec_fast.commands.value_names import name_values
+from specdec_fast.commands.word_wrap import wrap_words
 
 # Applications of other modules, imported only when they run: name -> (module with `app`, line of help).
 MOUNTED = {
@@ -85,7 +86,7 @@ def _named_output() -> Iterator[None]:
 
 
 def _complain(error: Exception) -> None:
-    print(f"specdec: error: {_explain(error)}", file=sys.stderr)
+    print(wrap_words(f"specdec: error: {_explain(error)}", sys.stderr), file=sys.stderr)
 
 
 def _hint_at_option(error: Any) -> None:

@@ -1,0 +1,84 @@
+"""Words stay whole in terminals of any width: messages, `drafters`, `info` and `kernels list`."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from typing import Any, get_type_hints
+
+import pytest
+
+from specdec_fast.commands.drafters import _TERMS, collect, needed
+from specdec_fast.commands.word_wrap import wrap_words
+from specdec_fast.interfaces import Needs
+from specdec_kernels import OPS
+
+NARROW = 40
+
+
+@pytest.mark.parametrize("command", [["drafters"], ["info"], ["kernels", "list"]])
+def test_no_word_is_cut(run: Any, command: list[str]) -> None:
+    wide = run(*command, env={"COLUMNS": "400"}).stdout
+    narrow = run(*command, env={"COLUMNS": str(NARROW)}).stdout
+    assert "…" not in narrow
+    words = set(narrow.split())
+    lost = {word for word in wide.split() if not re.fullmatch(r"[\W_]+", word)} - words
+    assert lost <= {"operator", "backend", "all"} | {word for word in lost if len(word) > NARROW - 10}, lost
+    assert [line for line in narrow.splitlines() if len(line) > NARROW and len(line.split()) > 2] == []
+    if command != ["drafters"]:
+        assert all(op in words for op in OPS)
+
+
+def test_a_pipe_gets_one_line_per_entry(run: Any) -> None:
+    (line,) = [line for line in run("drafters").stdout.splitlines() if line.startswith("layer_skip ")]
+    assert line.endswith("(Zhang et al. 2023).") and len(line) > 110
+
+
+def test_errors_break_between_words(run: Any) -> None:
+    def asked(**env: str) -> str:
+        result = run("generate", "x", "--model", "/no/such/folder", "--max-new-tokens", "1", env=env)
+        assert result.exit_code == 2
+        return str(result.stderr)
+
+    whole, narrow = asked(), asked(COLUMNS=str(NARROW))
+    assert whole.count("\n") == 1 and narrow.count("\n") > 2
+    assert narrow.split() == whole.split()
+
+
+def test_wrapping() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    text = "one two three four five: run `pip install -e '.[gguf]'` in /a/path/that-is-longer-than/the/whole/line"
+    assert wrap_words(text, io.StringIO()) == wrap_words(text, None) == text, "a pipe, or nothing at all"
+    assert wrap_words(text, Terminal()) == text, "no number of columns is known"
+
+
+def test_commands_and_paths_stay_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    text = "one two three four five: run `pip install -e '.[gguf]'` in /a/path/that-is-longer-than/the/whole/line"
+    assert wrap_words(text, None, indent=2).split("\n") == [
+        "one two three four five: run",
+        "  `pip install -e '.[gguf]'`",
+        "  in",
+        "  /a/path/that-is-longer-than/the/whole/line",
+    ]
+    assert wrap_words("first\n\n  second", None) == "first\n\n  second"
+    assert wrap_words("`a command that is longer than this line` ends", None).count("\n") == 1
+
+
+def test_every_need_is_explained() -> None:
+    kinds = get_type_hints(Needs)
+    flags = {field.name: True for field in dataclasses.fields(Needs) if kinds[field.name] is bool}
+    entry = {"takes_draft": True, "needs": {**flags, "topology": "tree", "aux_hidden_states": ("final_norm",)}}
+    everything = re.sub(r"(hidden states) final_norm", r"\1", needed(entry))
+    assert {words for words in everything.split(", ") if words != "trees"} <= set(_TERMS)
+    assert {needed(each).split(", ")[0] for each in collect()} == {"chains", "trees"}
+
+
+def test_the_legend_has_the_terms_that_are_used(run: Any) -> None:
+    text = run("drafters").stdout
+    assert "cross request: a draft may depend on the texts of other requests" in text
+    assert "final_norm that of the projection" in text and "excludes siblings: " not in text
