@@ -26,10 +26,10 @@ from specdec_fast.commands.demo import demo
 from specdec_fast.commands.drafters import drafters
 from specdec_fast.commands.error_wording import NAMED, in_flags
 from specdec_fast.commands.generate import generate
+from specdec_fast.commands.help_layout import lay_out_help
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
 from specdec_fast.commands.serve import serve
-from specdec_fast.commands.value_names import name_values
 from specdec_fast.commands.word_wrap import wrap_words
 
 # Applications of other modules, imported only when they run: name -> (module with `app`, line of help).
@@ -149,11 +149,11 @@ class Root(TyperGroup):
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in MOUNTED and _is_there(MOUNTED[cmd_name][0]):
             return _Deferred(cmd_name)
-        return found and name_values(found, ctx)
+        return found and lay_out_help(found, ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Prints the help, with names for the values of options."""
-        name_values(self, ctx)
+        lay_out_help(self, ctx)
         super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
@@ -192,7 +192,7 @@ def _is_there(module: str) -> bool:
 
 def mounted(name: str, context: Any) -> TyperGroup:
     """Imports a mounted application and returns its group of commands, with names for the values of options."""
-    group: TyperGroup = name_values(typer.main.get_group(import_module(MOUNTED[name][0]).app), context)
+    group: TyperGroup = lay_out_help(typer.main.get_group(import_module(MOUNTED[name][0]).app), context)
     return group
 
 

@@ -76,11 +76,12 @@ def print_table(console: Console, table: Table) -> None:
         console: The output.
         table: A table whose first column names the row. A blank name continues the row above.
     """
-    from rich.measure import Measurement
     from rich.text import Text
 
-    unlimited = console.options.update(width=10_000)
-    if Measurement.get(console, unlimited, table).minimum <= console.width:
+    rendered = "\n".join("".join(part.text for part in line) for line in console.render_lines(table))
+    shown = set(rendered.split())
+    cells = [cell for column in table.columns for cell in (column.header, *column.cells, column.footer)]
+    if all(word in shown for cell in cells for word in str(cell).split()):
         console.print(table)
         return
     first, *others = [[*column.cells, *([column.footer] if table.show_footer else [])] for column in table.columns]

@@ -17,6 +17,19 @@ from specdec_kernels import OPS
 NARROW = 40
 
 
+def test_help_is_a_plain_list(run: Any) -> None:
+    text = run("generate", "--help", env={"COLUMNS": str(NARROW)}).stdout
+    assert "…" not in text and "│" not in text and max(map(len, text.splitlines())) <= NARROW
+    assert {"--no-repeat-ngram-size", "--no-fused-forward", "llguidance]", "demo-target]"} <= set(text.split())
+    assert "│" in run("generate", "--help", env={"COLUMNS": "100"}).stdout
+
+
+def test_log_probabilities(run: Any, pair: list[str]) -> None:
+    asked = ["generate", "ab", *pair, "--max-new-tokens", "2", "--seed", "1", "--logprobs", "1"]
+    narrow = run(*asked, env={"COLUMNS": "30"}).stderr
+    assert "…" not in narrow and narrow.count("log-probability") == 2
+
+
 @pytest.mark.parametrize("command", [["drafters"], ["info"], ["kernels", "list"]])
 def test_no_word_is_cut(run: Any, command: list[str]) -> None:
     wide = run(*command, env={"COLUMNS": "400"}).stdout
