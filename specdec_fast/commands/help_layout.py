@@ -47,7 +47,7 @@ def lay_out_help(command: Any, context: Any) -> Any:
 def _narrow(kind: Any) -> Any:
     """Returns a kind of context whose help begins on the line below each option."""
 
-    class Formatter(kind.formatter_class):  # type: ignore[misc]
+    class Formatter(kind.formatter_class):
         def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
             super().write_dl(rows, col_max=6, col_spacing=col_spacing)
 
