@@ -105,7 +105,7 @@ def _print(found: list[dict[str, Any]]) -> None:
     out = make_console()
 
     def line(words: str, *, indent: int, bold: int = 0) -> None:
-        text = Text(wrap_words(words, out.file, indent), "" if bold else "dim")
+        text = Text(wrap_words(words, out.file, indent, table=True), "" if bold else "dim")
         text.stylize("bold", 0, bold)
         out.print(text, soft_wrap=True)
 

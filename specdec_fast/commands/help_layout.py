@@ -34,7 +34,7 @@ def lay_out_help(command: Any, context: Any) -> Any:
             each.metavar = name
         else:  # the metavar of an argument is shown in place of its own name
             each.display_type_rich = partial(_same, name)
-    width = width_of(sys.stdout) or _NARROW
+    width = width_of(sys.stdout, table=True) or _NARROW
     if width < _NARROW and not hasattr(command, "commands"):  # lists of commands fit
         command.rich_markup_mode = None
         command.context_settings = {**command.context_settings, "terminal_width": width}

@@ -93,7 +93,7 @@ def print_table(console: Console, table: Table) -> None:
             console.print(Text(str(name), "bold"))
         for title, cell in zip(titles, cells, strict=True):
             if str(cell):
-                line = Text(wrap_words(f"  {title:<{wide}}  {cell}", console.file, indent=min(wide + 4, 18)))
+                line = Text(wrap_words(f"  {title:<{wide}}  {cell}", console.file, min(wide + 4, 18), table=True))
                 line.stylize("dim", 0, wide + 2)
                 console.print(line, soft_wrap=True)
 

@@ -16,18 +16,23 @@ _HELD = "\x00"
 _NARROWEST = 20
 
 
-def width_of(stream: Any) -> int | None:
-    """Returns the columns of a terminal, or of the variable COLUMNS; None for a pipe or a file without it."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns):
-        return int(columns)
+def width_of(stream: Any, *, table: bool = False) -> int | None:
+    """Returns the columns of a terminal, which the variable COLUMNS overrides; None for a pipe or a file.
+
+    Args:
+        stream: Where is written.
+        table: COLUMNS applies to pipes and files too, as it does for tables.
+    """
     try:
+        columns = os.environ.get("COLUMNS", "")
+        if (table or stream.isatty()) and columns.isdigit() and int(columns):
+            return int(columns)
         return os.get_terminal_size(stream.fileno()).columns or None if stream.isatty() else None
     except (AttributeError, OSError, ValueError):  # no terminal, a closed stream, or one without a number
         return None
 
 
-def wrap_words(text: str, stream: Any, indent: int = 0) -> str:
+def wrap_words(text: str, stream: Any, indent: int = 0, *, table: bool = False) -> str:
     """Breaks lines between words where they are wider than a terminal.
 
     Args:
@@ -35,11 +40,12 @@ def wrap_words(text: str, stream: Any, indent: int = 0) -> str:
             copied and run.
         stream: Where it is written.
         indent: Blanks before the second and further lines.
+        table: COLUMNS applies to pipes and files too.
 
     Returns:
         The text with more line breaks; the same text if the stream is no terminal.
     """
-    width = width_of(stream)
+    width = width_of(stream, table=table)
     if width is None:
         return text
     width = max(width, _NARROWEST)

@@ -5,16 +5,23 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import sys
 from typing import Any, get_type_hints
 
 import pytest
 
+from specdec_fast.cli import main
 from specdec_fast.commands.drafters import _TERMS, collect, needed
 from specdec_fast.commands.word_wrap import wrap_words
 from specdec_fast.interfaces import Needs
 from specdec_kernels import OPS
 
 NARROW = 40
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_help_is_a_plain_list(run: Any) -> None:
@@ -48,22 +55,19 @@ def test_a_pipe_gets_one_line_per_entry(run: Any) -> None:
     assert line.endswith("(Zhang et al. 2023).") and len(line) > 110
 
 
-def test_errors_break_between_words(run: Any) -> None:
-    def asked(**env: str) -> str:
-        result = run("generate", "x", "--model", "/no/such/folder", "--max-new-tokens", "1", env=env)
-        assert result.exit_code == 2
-        return str(result.stderr)
-
-    whole, narrow = asked(), asked(COLUMNS=str(NARROW))
-    assert whole.count("\n") == 1 and narrow.count("\n") > 2
-    assert narrow.split() == whole.split()
+def test_errors_break_between_words_in_terminals_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["generate", "x", "--model", "/no/such/folder", "--max-new-tokens", "1"]
+    whole = run(*asked, env={"COLUMNS": str(NARROW)}).stderr
+    assert whole.count("\n") == 1, "a program reads it"
+    monkeypatch.setenv("COLUMNS", str(NARROW))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with pytest.raises(SystemExit, match="2"):
+        main(asked)
+    narrow = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, narrow.splitlines())) <= NARROW and narrow.split() == whole.split()
 
 
 def test_wrapping() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     text = "one two three four five: run `pip install -e '.[gguf]'` in /a/path/that-is-longer-than/the/whole/line"
     assert wrap_words(text, io.StringIO()) == wrap_words(text, None) == text, "a pipe, or nothing at all"
     assert wrap_words(text, Terminal()) == text, "no number of columns is known"
@@ -72,14 +76,15 @@ def test_wrapping() -> None:
 def test_commands_and_paths_stay_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     text = "one two three four five: run `pip install -e '.[gguf]'` in /a/path/that-is-longer-than/the/whole/line"
-    assert wrap_words(text, None, indent=2).split("\n") == [
+    assert wrap_words(text, Terminal(), indent=2).split("\n") == [
         "one two three four five: run",
         "  `pip install -e '.[gguf]'`",
         "  in",
         "  /a/path/that-is-longer-than/the/whole/line",
     ]
-    assert wrap_words("first\n\n  second", None) == "first\n\n  second"
-    assert wrap_words("`a command that is longer than this line` ends", None).count("\n") == 1
+    assert wrap_words(text, None) == text and wrap_words(text, None, table=True).count("\n") == 2
+    assert wrap_words("first\n\n  second", Terminal()) == "first\n\n  second"
+    assert wrap_words("`a command that is longer than this line` ends", Terminal()).count("\n") == 1
 
 
 def test_every_need_is_explained() -> None:
