@@ -26,9 +26,11 @@ from specdec_fast.commands.demo import demo
 from specdec_fast.commands.drafters import drafters
 from specdec_fast.commands.error_wording import NAMED, in_flags
 from specdec_fast.commands.generate import generate
+from specdec_fast.commands.help_layout import lay_out_help
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
 from specdec_fast.commands.serve import serve
+from specdec_fast.commands.word_wrap import wrap_words
 
 # Applications of other modules, imported only when they run: name -> (module with `app`, line of help).
 MOUNTED = {
@@ -84,7 +86,7 @@ def _named_output() -> Iterator[None]:
 
 
 def _complain(error: Exception) -> None:
-    print(f"specdec: error: {_explain(error)}", file=sys.stderr)
+    print(wrap_words(f"specdec: error: {_explain(error)}", sys.stderr), file=sys.stderr)
 
 
 def _hint_at_option(error: Any) -> None:
@@ -147,7 +149,12 @@ class Root(TyperGroup):
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in MOUNTED and _is_there(MOUNTED[cmd_name][0]):
             return _Deferred(cmd_name)
-        return found
+        return found and lay_out_help(found, ctx)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the help, with names for the values of options."""
+        lay_out_help(self, ctx)
+        super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs a command, and ends it quietly on Ctrl-C or a closed pipe."""
@@ -183,6 +190,12 @@ def _is_there(module: str) -> bool:
         return False
 
 
+def mounted(name: str, context: Any) -> TyperGroup:
+    """Imports a mounted application and returns its group of commands, with names for the values of options."""
+    group: TyperGroup = lay_out_help(typer.main.get_group(import_module(MOUNTED[name][0]).app), context)
+    return group
+
+
 class _Deferred(TyperGroup):
     """A mounted application in the list of commands, imported only when it runs."""
 
@@ -190,8 +203,7 @@ class _Deferred(TyperGroup):
         super().__init__(name=name, help=MOUNTED[name][1])
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        app: typer.Typer = import_module(MOUNTED[str(self.name)][0]).app
-        return typer.main.get_group(app).make_context(info_name, args, parent=parent, **extra)
+        return mounted(str(self.name), parent).make_context(info_name, args, parent=parent, **extra)
 
 
 main = typer.Typer(

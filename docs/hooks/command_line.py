@@ -6,7 +6,6 @@ Tests: tests/docs/test_reference.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 
@@ -26,7 +25,7 @@ def commands() -> Iterator[tuple[str, Any, int]]:
 
 
 def _walk(command: Any, words: str, parent: Any, level: int) -> Iterator[tuple[str, Any, int]]:
-    command = _mounted(command)
+    command = _mounted(command, parent)
     context = command.context_class(command, info_name=words.rpartition(" ")[2], parent=parent)
     yield words, context, level
     for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
@@ -35,15 +34,11 @@ def _walk(command: Any, words: str, parent: Any, level: int) -> Iterator[tuple[s
             yield from _walk(child, f"{words} {name}", context, min(level + 1, 4))
 
 
-def _mounted(command: Any) -> Any:
+def _mounted(command: Any, parent: Any) -> Any:
     """The application itself where the program imports it only when it runs."""
-    import typer
+    from specdec_fast.cli import mounted
 
-    from specdec_fast.cli import MOUNTED
-
-    if type(command).__name__ == "_Deferred":
-        return typer.main.get_group(import_module(MOUNTED[command.name][0]).app)
-    return command
+    return mounted(command.name, parent) if type(command).__name__ == "_Deferred" else command
 
 
 def _section(words: str, context: Any, level: int) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_fast.commands.error_wording import in_flags
 from specdec_fast.commands.terminal_output import Painter, counted, legend, make_console, stats_table, write_pieces
+from specdec_fast.commands.word_wrap import wrap_words
 
 if TYPE_CHECKING:
     from specdec_fast.commands.conversation import Conversation
@@ -169,7 +170,7 @@ class ChatSession:
             self._say("the last turn is forgotten" if turns else "there is no turn to forget")
             del turns[-1:]
         else:
-            self._err.print(HELP)
+            self._err.print(wrap_words(HELP, self._err.file, indent=15), soft_wrap=True)
 
     def _set_system(self, text: str) -> None:
         if not text:

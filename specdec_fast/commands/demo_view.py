@@ -12,7 +12,7 @@ from rich.text import Text
 from specdec_fast.commands.demo_comparison import Comparison, distribution_of, is_replaying, summary
 from specdec_fast.commands.info import num_parameters
 from specdec_fast.commands.open_engine import BUNDLED_TARGET
-from specdec_fast.commands.terminal_output import STYLES, Painter, harmless, legend, paint, percents
+from specdec_fast.commands.terminal_output import STYLES, Painter, harmless, legend, paint, percents, print_table
 from specdec_fast.loading import ASSETS
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
     """Prints the table, the shares of the origins, and the totals in one sentence."""
     total = summary(done)
     out.print()
-    out.print(_table(done, header["rule"], total))
+    print_table(out, _table(done, header["rule"], total))
     origins = [origin for each in done for origin in each.speculative.origins]
     shares = Text("tokens: ")
     present = [name for name in STYLES if name in origins]
@@ -151,7 +151,7 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
         )
     reasons = withheld(done, total)
     if reasons:
-        less = "" if header["threads"] == 1 else ", or with --threads 1"
+        less = "" if header["threads"] == 1 else ', or with --threads 1 (`make demo DEMO_ARGS="--threads 1"`)'
         advice = f"Other work on this machine disturbs the measurement: run the demo again later{less}."
         out.print(f"{reasons} {advice}", style="yellow")
     speeds = _speeds(total["plain_tokens_per_s"], total["speculative_tokens_per_s"], total["speedup"])

@@ -8,12 +8,26 @@ from typing import Any
 from specdec_fast.commands import options
 from specdec_fast.commands.json_output import print_json
 
+_TERMS = {
+    "chains, trees": "the shape of the drafts",
+    "draft model": "a smaller model, named by --draft",
+    "auxiliary hidden states": "hidden states of the target: entering:3 is the input of layer 3, "
+    "final_norm that of the projection to logits",
+    "all prompt states": "these states of every prompt token, also of those that an earlier request has stored",
+    "host tokens": "reads the text so far, so its steps are never CUDA graphs",
+    "own cache": "keeps keys and values of its own",
+    "partial layers": "runs some layers of the target",
+    "node choices": "the target's choice after every draft token",
+    "logits": "the target's logits of the last step",
+    "partial dists": "its distributions cover a part of the vocabulary",
+    "excludes siblings": "samples without the deterministic tokens at the same place",
+    "cross request": "a draft may depend on the texts of other requests",
+}
+"""Meanings of what `needed` returns."""
+
 _LEGEND = (
-    "needs: chains or trees of draft tokens; auxiliary hidden states: hidden states of the target; host tokens: "
-    "reads the text so far; "
-    "node choices: the target's choice after every draft token",
-    "distribution: deterministic tokens follow from the text, or, under replay, from the target's noise; sampled ones "
-    "come from a distribution, which rules such as rejection and recursive_rejection test against",
+    "deterministic: the tokens follow from the text, or, under replay, from the target's noise",
+    "sampled: the tokens come from a distribution, which rules such as rejection and recursive_rejection test against",
     "num_draft_tokens=None: as many as the drafter's other options, or its heads, give; --draft-tokens sets it",
 )
 
@@ -86,17 +100,26 @@ def _print(found: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
     from specdec_fast.commands.terminal_output import make_console
+    from specdec_fast.commands.word_wrap import wrap_words
 
     out = make_console()
+
+    def line(words: str, *, indent: int, bold: int = 0) -> None:
+        text = Text(wrap_words(words, out.file, indent, table=True), "" if bold else "dim")
+        text.stylize("bold", 0, bold)
+        out.print(text, soft_wrap=True)
+
     for entry in found:
+        name = entry["name"]
         if "error" in entry:
-            out.print(Text(f"{entry['name']}: cannot be loaded: {entry['error']}"), soft_wrap=True)
+            line(f"{name}: cannot be loaded: {entry['error']}", indent=2, bold=len(name))
             continue
-        heading = Text(entry["name"], "bold")
-        heading.append(f"  {entry['line']}", "not bold")
-        out.print(heading, soft_wrap=True)
-        defaults = " ".join(f"{name}={value}" for name, value in entry["defaults"].items())
+        line(f"{name}  {entry['line']}", indent=2, bold=len(name))
+        defaults = " ".join(f"{option}={value}" for option, value in entry["defaults"].items())
         for title, words in (("needs", needed(entry)), ("dist", entry["dist"]), ("options", defaults or "none")):
-            out.print(Text(f"  {title:<8}{words}", "dim"), soft_wrap=True)
-    for words in _LEGEND:
-        out.print(Text(words, "dim"), soft_wrap=True)
+            line(f"  {title:<8}{words}", indent=10)
+    used = " ".join(needed(entry) for entry in found if "error" not in entry)
+    terms = [f"{term}: {words}" for term, words in _TERMS.items() if "," in term or term in used]
+    out.print()
+    for words in (*terms, *_LEGEND):
+        line(words, indent=2)

@@ -259,14 +259,14 @@ class Job:
 
     def print_logprobs(self) -> None:
         """Prints log-probabilities of requests that asked for them to standard error."""
-        from specdec_fast.commands.terminal_output import logprobs_table
+        from specdec_fast.commands.terminal_output import logprobs_table, print_table
 
         for at, handle in enumerate(self.handles):
             if not handle.logprobs:
                 continue
             if len(self.handles) > 1:
                 self.err.print(f"{at + 1}:")
-            self.err.print(logprobs_table(handle.logprobs, self.engine.tokenizer))
+            print_table(self.err, logprobs_table(handle.logprobs, self.engine.tokenizer))
 
     def report(self, setup: Setup, *, interrupted: bool) -> dict[str, Any]:
         """Returns the JSON object of `--json`."""

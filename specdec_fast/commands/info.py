@@ -112,11 +112,11 @@ def _print(found: dict[str, Any]) -> None:
 
 def print_operators(ops: list[dict[str, Any]]) -> None:
     """Prints the backends of every operator, and each reason why others cannot serve."""
-    from specdec_fast.commands.terminal_output import make_console
+    from specdec_fast.commands.terminal_output import make_console, print_table
 
     out = make_console()
-    out.print(_table(("operator", "served by", "also available"), _serving(ops)))
-    out.print(_table(("backend", "does not serve, because", "operators"), _refusing(ops)))
+    print_table(out, _table(("operator", "served by", "also available"), _serving(ops)))
+    print_table(out, _table(("backend", "does not serve, because", "operators"), _refusing(ops)))
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:

@@ -48,7 +48,7 @@ def _show(
     from rich import box
     from rich.table import Table
 
-    from specdec_fast.commands.terminal_output import make_console
+    from specdec_fast.commands.terminal_output import make_console, print_table
 
     given = [[str("" if each is None else each) for each in row] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -62,7 +62,7 @@ def _show(
     console = make_console()
     if whole:
         console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
-    console.print(table)
+    print_table(console, table)
 
 
 @app.command("list")

@@ -12,6 +12,8 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec_fast.commands.word_wrap import wrap_words
+
 if TYPE_CHECKING:
     import typer
 
@@ -265,7 +267,7 @@ def note_unfollowed_settings(engine: Engine) -> None:
 
 def print_note(words: str) -> None:
     """Prints a note to standard error."""
-    print(f"specdec: note: {words}", file=sys.stderr)
+    print(wrap_words(f"specdec: note: {words}", sys.stderr), file=sys.stderr)
 
 
 def _note_conversion(model: str, dtype: str) -> None:
@@ -305,7 +307,7 @@ class _OneLine(logging.Handler):
     """Writes every warning of the library to standard error as one line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"specdec: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+        print(wrap_words(f"specdec: {record.levelname.lower()}: {record.getMessage()}", sys.stderr), file=sys.stderr)
 
 
 def quiet() -> None:
@@ -338,7 +340,7 @@ def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:
             return
         _PRINTED_REASONS.add(why)
         words = f"operators run on their slow PyTorch references: {why}; `specdec info` lists them"
-    print(f"specdec: warning: {words}", file=sys.stderr)
+    print(wrap_words(f"specdec: warning: {words}", sys.stderr), file=sys.stderr)
 
 
 def versions() -> dict[str, str | None]:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from specdec_fast.commands import grammar_options, options
+from specdec_fast.commands.word_wrap import wrap_words
 from specdec_fast.extras import require
 
 _SERVER, _LIMITS = "Server", "Limits"
@@ -114,4 +115,4 @@ def serve(
 
 
 def _say(words: str) -> None:
-    print(f"specdec: {words}", file=sys.stderr, flush=True)
+    print(wrap_words(f"specdec: {words}", sys.stderr), file=sys.stderr, flush=True)

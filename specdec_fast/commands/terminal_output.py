@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from specdec_fast.commands.word_wrap import wrap_words
+
 if TYPE_CHECKING:
+    from rich.table import Table
     from rich.text import Text
 
     from specdec_fast.engine.request import Handle
@@ -26,9 +29,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _Console(Console):
-    """A console that strips trailing blanks of tables in a pipe."""
+    """A console that strips trailing blanks of tables in a pipe.
+
+    With `soft_wrap`, text is not broken inside a word: a terminal gets line breaks between words, a pipe gets none.
+    """
 
     def print(self, *objects: Any, **options: Any) -> None:
+        if options.get("soft_wrap") and "end" not in options:
+            objects = tuple(wrap_words(each, self.file) if isinstance(each, str) else each for each in objects)
         if self.is_terminal:
             super().print(*objects, **options)
             return
@@ -59,6 +67,35 @@ def make_console(*, stderr: bool = False) -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 110
     return console
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table, or one block per row where its columns are too narrow for their words.
+
+    Args:
+        console: The output.
+        table: A table whose first column names the row. A blank name continues the row above.
+    """
+    from rich.text import Text
+
+    rendered = "\n".join("".join(part.text for part in line) for line in console.render_lines(table))
+    shown = set(rendered.split())
+    cells = [cell for column in table.columns for cell in (column.header, *column.cells, column.footer)]
+    if all(word in shown for cell in cells for word in str(cell).split()):
+        console.print(table)
+        return
+    first, *others = [[*column.cells, *([column.footer] if table.show_footer else [])] for column in table.columns]
+    titles = [str(column.header).replace("\n", " ") for column in table.columns[1:]]
+    wide = max(map(len, titles))
+    for name, *cells in zip(first, *others, strict=True):
+        if str(name):
+            console.print()
+            console.print(Text(str(name), "bold"))
+        for title, cell in zip(titles, cells, strict=True):
+            if str(cell):
+                line = Text(wrap_words(f"  {title:<{wide}}  {cell}", console.file, min(wide + 4, 18), table=True))
+                line.stylize("dim", 0, wide + 2)
+                console.print(line, soft_wrap=True)
 
 
 def harmless(text: str) -> str:

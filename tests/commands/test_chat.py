@@ -279,7 +279,7 @@ def terminal(rambler: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal
 
 def test_ctrl_c_ends_the_answer_and_ctrl_d_the_chat(terminal: Terminal) -> None:
     greeting = terminal.wait_for("> ")
-    assert "drafter auto, 4,096 tokens of context. /help lists commands, Ctrl-D leaves." in greeting
+    assert "drafter auto, 4,096 tokens of context. /help lists commands, Ctrl-D leaves." in " ".join(greeting.split())
     terminal.type("hello\n")
     terminal.wait_for("hello", "\n", "e")  # some text of the answer
     terminal.type("\x03")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from specdec_fast import Engine, SamplingParams
 from specdec_fast.commands import demo_comparison, demo_view
 from specdec_fast.commands.demo_comparison import Comparer, Comparison, spread, summary
 from specdec_fast.commands.prompts import WorkItem
+from specdec_fast.commands.terminal_output import make_console
 from specdec_fast.drafters.draft_model import DraftModelDrafter
 from specdec_fast.engine.request import Handle
 from specdec_fast.engine.stats import RequestStats
@@ -56,7 +58,8 @@ def test_a_ratio_that_tau_cannot_explain_is_withheld(ratio: float) -> None:
     text = shown([*quiet, measured([ratio], [1.0])])
     assert f"prose greedy {TOKENS / ratio:.1f} 48.0 ? 3.00" in text, "absolute speeds stay"
     assert f"{ratio:.2f}" not in text
-    assert "Other work on this machine disturbs the measurement: run the demo again later, or with --threads 1." in text
+    assert "Other work on this machine disturbs the measurement: run the demo again later, or with --threads 1" in text
+    assert '(`make demo DEMO_ARGS="--threads 1"`).' in text
 
 
 def test_what_tau_explains_is_shown() -> None:
@@ -199,3 +202,21 @@ def test_requests_are_timed_by_the_clock(engine: Engine, monkeypatch: pytest.Mon
     (one,) = comparer.compare([WorkItem("a", "text", [1, 2])], SamplingParams(max_new_tokens=8, temperature=0))
     assert one.plain_seconds == [4.0] and one.speculative_seconds == [1.0]
     assert one.identical and speeds(one) == (2.0, 8.0)
+
+
+def test_the_table_of_the_demo_has_a_block_per_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = [measured([2.0], [1.0], "prose-wells"), measured([2.2], [1.0], "code-inventory", temperature=1.0)]
+
+    def shown(columns: int) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        console = make_console()
+        console.file = written = io.StringIO()
+        demo_view.print_conclusion(console, done, HEADER)
+        return written.getvalue()
+
+    narrow = shown(40)
+    assert "…" not in narrow and all(len(line.rstrip()) <= 40 for line in narrow.splitlines())
+    flat = " ".join(narrow.split())
+    assert "prose-wells mode greedy plain tok/s 24.0 spec. tok/s 48.0 speed up 2.00 tau 3.00" in flat
+    assert "code-inventory mode T = 1" in flat and " all plain tok/s " in flat
+    assert "plain tok/s" not in " ".join(shown(80).split()), "its columns fit"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,32 @@ def test_help_of_commands(run: Any, command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     assert "--json" in result.stdout
+
+
+def _words(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yields the words of a command and of all below it."""
+    yield words
+    for name in getattr(command, "commands", {}):
+        yield from _words(command.commands[name], (*words, name))
+
+
+def test_help_names_values_and_shows_none_for_flags(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--color <bool>` made readers write `--color true`. This holds for all commands."""
+    monkeypatch.setenv("COLUMNS", "200")
+    root = typer.main.get_command(cli.main)
+    context = root.make_context("specdec", ["info"])
+    commands = [
+        words
+        for name in root.list_commands(context)  # type: ignore[attr-defined]
+        for words in _words(cli.mounted(name, context) if name in cli.MOUNTED else None, (name,))
+    ]
+    assert {("serve",), ("train", "eagle"), ("tune", "layers")} <= set(commands)
+    for words in [(), *commands]:
+        text = run(*words, "--help").stdout
+        assert re.findall(r"<\w+(?:\[\w+\])?>", text) == [], words
+    flat = " ".join(run("generate", "--help").stdout.split())
+    assert "--color Colour tokens" in flat and "--threads -t N Number of" in flat and "--model,--target -m TEXT" in flat
+    assert "--temperature -T NUMBER Sampling" in flat and "prompt TEXT Text to continue" in flat
 
 
 def test_unknown_option_and_command(run: Any) -> None:
