@@ -66,6 +66,12 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         ({"num_beams": 4}, 400, "num_beams", "use n with"),
         ({"max_new_tokens": 4}, 400, "max_new_tokens", "use max_tokens"),
         ({"use_beam_search": True}, 400, "use_beam_search", "not supported"),
+        ({"guided_json": {}}, 400, "guided_json", "response_format"),  # the schema of every JSON text
+        ({"guided_choice": []}, 400, "guided_choice", "response_format"),
+        ({"do_sample": False}, 400, "do_sample", "temperature"),  # greedy decoding
+        ({"max_new_tokens": 0}, 400, "max_new_tokens", "use max_tokens"),
+        ({"response_format": {"type": "text", "user": "me"}}, 400, "user", "unknown parameter"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"shema": {}}}}, 400, "shema", "'schema'"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -80,6 +86,14 @@ def test_bad_requests(
     assert answer.status_code == status and words in error["message"]
     assert param is None or error["param"] == param
     assert error["type"] == "invalid_request_error" and served.engine.idle
+
+
+@pytest.mark.parametrize("value", [0, 0.0, False, "", [], {}])
+@pytest.mark.parametrize("place", [None, "stream_options"])
+def test_a_misspelled_field_is_refused_whatever_its_value(served: Running, value: Any, place: str | None) -> None:
+    change = {"temprature": value} if place is None else {"stream": True, place: {"include_usages": value}}
+    answer = served.post("completions", {"prompt": "one", "max_tokens": 1, **change})
+    assert answer.status_code == 400 and error_of(answer)["code"] == "unknown_parameter"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +120,8 @@ def test_bodies_that_are_no_objects(served: Running, content: bytes, kind: str, 
         {"user": "me", "store": True, "metadata": {"a": "b"}},
         {"best_of": None, "suffix": "", "guided_json": None, "use_beam_search": False, "functions": []},
         {"temperature": None, "n": None, "stream": None, "seed": None, "stop": None},
+        {"best_of": 1, "num_beams": 1, "early_stopping": False, "length_penalty": 1.0, "typical_p": 1.0},
+        {"min_new_tokens": 0, "logits_processors": [], "stop_strings": [], "structured_outputs": {}},
         {"whatever": None},
     ],
 )
