@@ -64,8 +64,36 @@ def test_prompts_and_parameters_in_pairs() -> None:
     assert pair_with_params([[1], [2]], cold) == [([1], cold), ([2], cold)]
     with pytest.raises(ValueError, match="params: got 1 for 2 prompts; expected one, or one per prompt"):
         pair_with_params([[1], [2]], [hot])
-    with pytest.raises(ValueError, match="prompts: got one text, 'abc'; expected a list of prompts"):
+    with pytest.raises(ValueError, match=r"prompts: got one text, 'abc'; expected a list of prompts; pass \[text\]"):
         pair_with_params("abc", hot)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"temperature": 0, "top_k": 4}, r"expected SamplingParams, or one for each prompt; pass SamplingParams\("),
+        ("temperature=0", "params: got 'temperature=0'; expected SamplingParams, or one for each prompt"),
+        (0, "params: got 0; expected SamplingParams, or one for each prompt"),
+    ],
+)
+def test_parameters_that_are_no_list_are_refused_at_once(params: object, words: str) -> None:
+    """As many keys as prompts: each key would be taken for the parameters of a prompt."""
+    engine = Engine(AutomatonTarget(random_logits(23, 8, seed=2), page_size=4, max_rows=3))
+    with pytest.raises(ValueError, match=words):
+        engine.generate([[1], [2]], params)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="params: got .*; expected SamplingParams, or None for the defaults"):
+        engine.submit([1], params)  # type: ignore[arg-type]
+    assert engine.idle
+
+
+def test_a_batch_with_errors_logs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(AutomatonTarget(random_logits(23, 8, seed=2), page_size=4, max_rows=3))
+    params = SamplingParams(max_new_tokens=2)
+    engine.generate([[1], [2]], params)
+    assert not caplog.records
+    engine.generate([[1], [99], [1] * 5000], params)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("2 of 3 prompts ended with an error (Handle.error); prompt 1: prompt: got ")
 
 
 def test_parameters_of_another_kind_are_refused_alone() -> None:
