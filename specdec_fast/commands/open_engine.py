@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import typer
 
     from specdec_fast.engine.engine import Engine
-    from specdec_fast.interfaces import Drafter, Rule
 
 BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
 _LARGE_FILE = 2**26
@@ -44,17 +43,21 @@ class Setup:
     device_map: Any = None
     weights: str | None = None
 
-    def describe(self, rule: Rule, drafter: Drafter | None = None) -> dict[str, Any]:
+    def describe(self, engine: Engine | None = None) -> dict[str, Any]:
         """Describes the setup as JSON values.
 
         Args:
-            rule: The rule in use, also if the option was `best`.
-            drafter: The drafter in use, also if none was named. None before it is built.
+            engine: The engine, which knows what is in use where an option was left out. None before it is built.
 
         Returns:
             The setup.
         """
+        from specdec_fast.engine.explanation import is_fused
+        from specdec_fast.rules import get_rule
+
         named = None if self.drafter == "none" else self.drafter
+        rule = get_rule(self.rule) if engine is None else engine.rule
+        drafter = None if engine is None else engine.drafter
         return {
             "model": self.model,
             "draft": self.draft,
@@ -66,7 +69,7 @@ class Setup:
             "dtype": self.dtype,
             "device": self.device,
             "compile": self.compile,
-            "fused_forward": self.fused_forward,
+            "fused_forward": self.fused_forward if engine is None else is_fused(engine.target),
             "adapter": self.adapter,
             "revision": self.revision,
             "device_map": self.device_map,

@@ -257,7 +257,7 @@ def pair_with_params(
     if params is None or isinstance(params, SamplingParams):
         return [(prompt, params) for prompt in found]
     if isinstance(params, Mapping | str | bytes) or not isinstance(params, Iterable):
-        raise _wrong_params(params, "SamplingParams, or one for each prompt")
+        raise ValueError(_wrong_params(params, "SamplingParams, or one for each prompt"))
     each = list(params)
     if len(each) != len(found):
         raise ValueError(f"params: got {len(each)} for {len(found)} prompts; expected one, or one per prompt")
@@ -267,16 +267,16 @@ def pair_with_params(
 def resolve_params(params: Any, defaults: SamplingParams) -> SamplingParams:
     """Returns parameters with a seed, the default ones for None. Raises ValueError for another type."""
     if params is not None and not isinstance(params, SamplingParams):
-        raise _wrong_params(params, "SamplingParams, or None for the defaults")
+        raise ValueError(_wrong_params(params, "SamplingParams, or None for the defaults"))
     return (params or defaults).with_seed()
 
 
-def _wrong_params(params: Any, expected: str) -> ValueError:
-    """The error for parameters of another kind."""
+def _wrong_params(params: Any, expected: str) -> str:
+    """The words for parameters of another kind."""
     remedy = ""
     if isinstance(params, Mapping) and all(isinstance(name, str) and name.isidentifier() for name in params):
         remedy = f"; pass SamplingParams({', '.join(f'{name}={value!r}' for name, value in params.items()):.80})"
-    return ValueError(f"params: got {params!r:.80}; expected {expected}{remedy}")
+    return f"params: got {params!r:.80}; expected {expected}{remedy}"
 
 
 def rejected_handle(params: Any, error: ValueError) -> Handle:

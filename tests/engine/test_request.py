@@ -81,7 +81,7 @@ def test_parameters_that_are_no_list_are_refused_at_once(params: object, words: 
     engine = Engine(AutomatonTarget(random_logits(23, 8, seed=2), page_size=4, max_rows=3))
     with pytest.raises(ValueError, match=words):
         engine.generate([[1], [2]], params)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="params: got .*; expected SamplingParams, or None for the defaults"):
+    with pytest.raises(ValueError, match=r"params: got .*; expected SamplingParams, or None for the defaults"):
         engine.submit([1], params)  # type: ignore[arg-type]
     assert engine.idle
 
