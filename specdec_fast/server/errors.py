@@ -24,6 +24,16 @@ _OURS = {
     "template_options": "chat_template_kwargs",
 }
 """Parameter of the engine -> its name in the API."""
+_OF_CODE = {
+    "pass chat_template=, or give the text to generate": (
+        "use /v1/completions, or start the server with an instruct model: --model"
+    ),
+    "; change them, or pass another chat_template": "; change them",
+    "; pass tools, chat_template, add_generation_prompt and continue_final_message as arguments, and drop the others": (
+        "; pass add_generation_prompt and continue_final_message beside it, and drop the others"
+    ),
+}
+"""Remedies in Python -> remedies for the client."""
 _RETRY_SECONDS = "1"
 _MAX_REASONS = 3
 
@@ -88,6 +98,8 @@ def refusing() -> Iterator[None]:
         yield
     except ValueError as error:
         message = str(error).removeprefix("SamplingParams.")
+        for python, ours in _OF_CODE.items():
+            message = message.replace(python, ours)
         for name, ours in _OURS.items():
             message = re.sub(rf"\b{name}\b", ours, message)
         named = re.match(r"(\w+): ", message)
