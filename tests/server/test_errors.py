@@ -25,18 +25,25 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     ("change", "status", "param", "words"),
     [
         # wrong types
-        ({"prompt": 5}, 422, "prompt", "valid string"),
-        ({"prompt": [1, "a"]}, 422, "prompt", "valid"),
-        ({"prompt": {"text": "a"}}, 422, "prompt", "valid"),
-        ({"temperature": "hot"}, 422, "temperature", "valid number"),
-        ({"max_tokens": "5"}, 422, "max_tokens", "valid integer"),
-        ({"max_tokens": 5.5}, 422, "max_tokens", "valid integer"),
-        ({"stream": 1}, 422, "stream", "valid boolean"),
-        ({"stop": 5}, 422, "stop", "valid string"),
-        ({"stop": ["a"] * 17}, 422, "stop", "at most 16"),
-        ({"logit_bias": [1]}, 422, "logit_bias", "valid dictionary"),
-        ({"response_format": {"type": "xml"}}, 422, "response_format", "json_schema"),
-        ({"stream_options": True}, 422, "stream_options", "valid"),
+        ({"prompt": 5}, 422, "prompt", "prompt: got 5; expected a string or a list"),
+        ({"prompt": [1, "a"]}, 422, "prompt", 'got [1,"a"]; expected a string or a list of integers or'),
+        ({"prompt": {"text": "a"}}, 422, "prompt", 'got {"text":"a"}; expected a string'),
+        ({"temperature": "hot"}, 422, "temperature", 'temperature: got "hot"; expected a number'),
+        ({"max_tokens": "5"}, 422, "max_tokens", 'got "5"; expected an integer'),
+        ({"max_tokens": 5.5}, 422, "max_tokens", "got 5.5; expected an integer"),
+        ({"stream": 1}, 422, "stream", "got 1; expected true or false"),
+        ({"stop": 5}, 422, "stop", "got 5; expected a string or a list"),
+        ({"stop": ["a"] * 17}, 422, "stop", '"...; expected a string or at most 16 entries'),
+        ({"bad_words": [5]}, 422, "bad_words", "got [5]; expected a list of strings or a list of lists"),
+        ({"logit_bias": [1]}, 422, "logit_bias", "got [1]; expected an object"),
+        ({"logit_bias": {"4": "b"}}, 422, "logit_bias", 'logit_bias.4: got "b"; expected a number'),
+        (
+            {"response_format": {"type": "xml"}},
+            422,
+            "response_format",
+            "response_format.type: got \"xml\"; expected 'text',",
+        ),
+        ({"stream_options": True}, 422, "stream_options", "got true; expected an object"),
         # values out of range
         ({"prompt": [[]]}, 400, "prompt", "at least one"),
         ({"prompt": []}, 400, "prompt", "at least one"),
@@ -129,10 +136,20 @@ def test_fields_without_effect_are_accepted(served: Running, extra: dict[str, An
     assert served.post("completions", {"prompt": "one", "max_tokens": 2, **extra}).status_code == 200
 
 
+def test_a_prompt_that_is_missing_or_nested_deeply(served: Running) -> None:
+    for content, words in (
+        (b"{}", "prompt: got nothing;"),
+        (b'{"prompt":' + b"[" * 900 + b"]" * 900 + b"}", "prompt: "),
+    ):
+        answer = served.request("POST", "/v1/completions", content=content, headers=JSON)
+        assert answer.status_code == 422 and error_of(answer)["message"].startswith(words)
+
+
 def test_unknown_places(served: Running) -> None:
     for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/completions", 405), ("GET", "/docs", 404)):
         answer = served.request(method, path)
-        assert answer.status_code == status and path in error_of(answer)["message"]
+        message = error_of(answer)["message"]
+        assert answer.status_code == status and path in message and "expected one of POST /v1/completions, " in message
     answer = served.request("GET", "/v1/models/gpt")
     assert answer.status_code == 404 and error_of(answer)["code"] == "model_not_found"
 
