@@ -13,6 +13,9 @@ def run() -> None:
     """The command line; Ctrl-C while that is being imported, before any command runs, ends it in one line too.
 
     A further Ctrl-C while the interpreter ends has the same status: unhandled, it would end the program by the signal.
+
+    Raises:
+        SystemExit: With the exit status of the command.
     """
     try:
         from specdec_fast.cli import main

@@ -24,7 +24,7 @@ from specdec_fast import __version__
 from specdec_fast.commands.chat import chat
 from specdec_fast.commands.demo import demo
 from specdec_fast.commands.drafters import drafters
-from specdec_fast.commands.error_wording import NAMED, in_flags
+from specdec_fast.commands.error_wording import NAMED, explain_value, in_flags
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
@@ -166,6 +166,9 @@ class Root(TyperGroup):
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":  # of click, or of the copy that typer brings
                 _hint_at_option(error)
+            if (words := explain_value(error)) is not None:
+                _complain(ValueError(words))
+                raise typer.Exit(2) from None
             if not isinstance(error, (ValueError, OSError)):
                 raise
             if ctx.params.get("debug"):

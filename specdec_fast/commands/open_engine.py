@@ -273,11 +273,14 @@ def print_note(words: str) -> None:
 
 def _note_conversion(model: str, dtype: str) -> None:
     """Prints that the weights of a large GGUF file are converted, which takes long without any other output."""
+    from specdec_fast.loading.gguf_reader import check_gguf
     from specdec_fast.loading.model_sources import resolve_source
 
     source = resolve_source(model)
     if source.gguf_file is not None and source.is_local:
-        size = (Path(source.place) / source.gguf_file).stat().st_size
+        path = Path(source.place) / source.gguf_file
+        check_gguf(path, "--model")
+        size = path.stat().st_size
         if size >= _LARGE_FILE:
             print_note(
                 f"converting {source.gguf_file} ({size / 1e6:.0f} MB) to {dtype}; a folder of safetensors loads faster"
@@ -290,7 +293,7 @@ def note_hub(*names: str | None) -> None:
 
     far = [name for name in names if name is not None and is_hub_id(name)]
     if far:
-        print_note(f"looking for {' and '.join(far)} on the hub")
+        print_note(f"looking for {' and '.join(far)} on the hub; without a connection it is tried again for a minute")
 
 
 def short_context(engine: Engine, before: int, most: int) -> str | None:

@@ -38,6 +38,7 @@ from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.targets.fused_forward import widen_small_model
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.tune.rule_selection import sample_ways
+from specdec_kernels.unknown_names import unknown_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -203,6 +204,8 @@ def _check_drafter(
     Raises:
         ValueError: If they do not fit together.
     """
+    if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
+        raise ValueError(unknown_name("drafter", drafter, drafter_names(), or_else=f", or {NO_DRAFTER}"))
     if drafter == NO_DRAFTER and has_draft:
         raise ValueError(f"draft: got a draft model and drafter {drafter!r}; expected only one of them")
     name = None if drafter == NO_DRAFTER else drafter or ("draft_model" if has_draft else None)

@@ -211,4 +211,6 @@ def test_bad_input_of_the_program(program: Any) -> None:
     stdout, stderr = process.communicate(timeout=180)
     assert process.returncode == 2
     assert stdout == b""
-    assert stderr == b"specdec: error: --top-p: got 2.0; expected a number from 1e-30 to 1, which is off\n"
+    assert (
+        stderr == b"specdec: error: --top-p: got 2.0; expected a number above 0 (at least 1e-30), at most 1; 1 is off\n"
+    )
