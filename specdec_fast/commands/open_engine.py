@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from specdec_fast.engine.engine import Engine
 
 BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
+_PATIENCE = 2.0
+"""Seconds of loading after which a terminal shows a note."""
 _LARGE_FILE = 2**26
 """Bytes of a GGUF file that takes seconds to load."""
 
@@ -221,29 +225,30 @@ def open_engine(
     check_device(setup.device, "--device")
     note_hub(setup.model, setup.draft, setup.adapter)
     _note_conversion(setup.model, setup.dtype)
-    engine = load(
-        setup.model,
-        setup.draft,
-        drafter=setup.drafter,
-        drafter_options=setup.drafter_options,
-        rule=setup.rule,
-        num_draft_tokens=setup.draft_tokens,
-        dtype=setup.dtype,
-        device=setup.device,
-        device_map=setup.device_map,
-        weights=setup.weights,
-        adapter=setup.adapter,
-        revision=setup.revision,
-        trust_remote_code=setup.trust_remote_code,
-        max_rows=max_rows,
-        max_length=max_length,
-        compile=setup.compile,
-        fused_forward=setup.fused_forward,
-        budget=setup.budget,
-        temperature=temperature,
-        sample=sample,
-        sampling="model" if sampling == "model" else SamplingParams(),
-    )
+    with note_if_slow(f"loading {setup.model}"):
+        engine = load(
+            setup.model,
+            setup.draft,
+            drafter=setup.drafter,
+            drafter_options=setup.drafter_options,
+            rule=setup.rule,
+            num_draft_tokens=setup.draft_tokens,
+            dtype=setup.dtype,
+            device=setup.device,
+            device_map=setup.device_map,
+            weights=setup.weights,
+            adapter=setup.adapter,
+            revision=setup.revision,
+            trust_remote_code=setup.trust_remote_code,
+            max_rows=max_rows,
+            max_length=max_length,
+            compile=setup.compile,
+            fused_forward=setup.fused_forward,
+            budget=setup.budget,
+            temperature=temperature,
+            sample=sample,
+            sampling="model" if sampling == "model" else SamplingParams(),
+        )
     if sampling is None:
         note_unfollowed_settings(engine)
     if setup.draft is not None and engine.tokenizer is not None and lacks_tokenizer(setup.draft):
@@ -269,6 +274,19 @@ def note_unfollowed_settings(engine: Engine) -> None:
 def print_note(words: str) -> None:
     """Prints a note to standard error."""
     print(f"specdec: note: {words}", file=sys.stderr)
+
+
+@contextmanager
+def note_if_slow(words: str) -> Iterator[None]:
+    """Prints a note if a block takes longer than a reader waits in silence. Only a terminal shows it."""
+    timer = threading.Timer(_PATIENCE, print_note, (words,))
+    timer.daemon = True
+    if sys.stderr is not None and sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _note_conversion(model: str, dtype: str) -> None:

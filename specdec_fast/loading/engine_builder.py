@@ -30,6 +30,7 @@ from specdec_fast.interfaces import Drafter, Rule
 from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.loading.model_targets import FoundModel, find_model
 from specdec_fast.loading.models import check_device, resolve_dtype
+from specdec_fast.loading.quiet_libraries import without_import_warnings
 from specdec_fast.loading.sampling_defaults import check_sampling, resolve_defaults
 from specdec_fast.loading.tokenizers import check_same_tokenizer, eos_ids, load_tokenizer
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
@@ -51,6 +52,7 @@ SampleOf = Callable[[SamplingParams], Sequence[tuple[Prompt, SamplingParams]]]
 
 
 @explain_arguments(SamplingParams)
+@without_import_warnings()
 def load(
     target: str | Path | PreTrainedModel,
     draft: str | Path | PreTrainedModel | None = None,

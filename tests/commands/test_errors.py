@@ -75,9 +75,7 @@ CASES = [
     (["generate", "x", "--model", "{text}"], ["--model: got '", "which is not a GGUF file (it begins with b'not ')"]),
     (
         ["generate", "x", "--model", "no.gguf"],
-        [
-            "--model: got 'no.gguf', which does not exist; expected a .gguf file of this machine, or owner/name:file.gguf"
-        ],
+        ["--model: got 'no.gguf', which does not exist; expected a .gguf file", "or owner/name:file.gguf for one"],
     ),
     (["generate", "x", "--dtype", "fp16"], ["--dtype: got 'fp16'; expected one of", "; did you mean 'float16'?\n"]),
     (["generate", "x", "--draft", "none"], ["--draft: got 'none'; expected a model; --drafter none decodes plainly"]),
