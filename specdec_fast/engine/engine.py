@@ -376,6 +376,11 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         """How the next step runs: "graph" or "sync". `why_not_graph` has the reasons."""
         return "sync" if self.why_not_graph() else "graph"
 
+    def __repr__(self) -> str:
+        drafter = getattr(self.drafter, "name", "none")
+        work = f"{self.num_running} running, {self.num_queued} queued"
+        return f"Engine(rule {self.rule.name}, drafter {drafter}, {explain_passes(self.target)}; {work})"
+
     def explain_drafter(self) -> str:
         """Returns the name of the drafter, or none, and why it proposes if it was not named."""
         name = getattr(self.drafter, "name", "none")

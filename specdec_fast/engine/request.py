@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,12 @@ class Handle:
     def text(self) -> str:
         """Generated text; "" without a tokenizer."""
         return self.checker.text if self.checker is not None else ""
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or ("queued" if self.row is None else "running")
+        count = f"{len(self.tokens)} token{'' if len(self.tokens) == 1 else 's'}"
+        shown: object = self.error if self.error is not None else self.text or self.tokens
+        return f"Handle({self.request_id}, {state}, {count}, {reprlib.repr(shown)})"
 
     def append_step(
         self,

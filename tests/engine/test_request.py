@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from oracles.automaton import AutomatonTarget, random_logits
@@ -50,6 +51,23 @@ def test_ending_from_outside() -> None:
     assert made.finished and made.finish_reason == "error" and made.tokens == [5]
     read = json.loads(json.dumps(made.as_dict()))
     assert read["error"] == "why" and read["seed"] == 7 and read["tokens"] == [5] and read["stats"]["steps"] == 1
+
+
+def test_handles_and_engines_are_short_when_printed() -> None:
+    engine = Engine(AutomatonTarget(random_logits(23, 8, seed=2), page_size=4, max_rows=1))
+    assert repr(engine) == "Engine(rule replay, drafter none, cpu; 0 running, 0 queued)"
+    handles = [engine.submit([1], SamplingParams(max_new_tokens=40)) for _ in range(2)]
+    engine.step()
+    assert repr(handles[0]).startswith("Handle(0, running, 1 token, [")
+    assert repr(handles[1]) == "Handle(1, queued, 0 tokens, [])" and repr(engine).endswith("; 1 running, 1 queued)")
+    engine.cancel(handles[1])
+    (ended,) = engine.generate([[2]], SamplingParams(max_new_tokens=40))
+    assert repr(ended).startswith("Handle(2, length, 40 tokens, [") and len(repr(ended)) < 100
+    (refused,) = engine.generate([[99]])
+    assert repr(refused).startswith("Handle(-1, error, 0 tokens, ValueError(")
+    with_text = handle()
+    with_text.checker = SimpleNamespace(text="The capital of France is Paris, and so on")  # type: ignore[assignment]
+    assert repr(with_text) == "Handle(3, queued, 0 tokens, 'The capital ...is, and so on')"
 
 
 def test_a_refused_request_has_no_text() -> None:
