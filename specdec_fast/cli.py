@@ -2,7 +2,7 @@
 
 Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the
 reader of a pipe went away, the lab rejected a distribution or a tuner found no gain, 2 bad input (one message on
-stderr, no traceback), 130 interrupted.
+stderr, no traceback), 130 interrupted (a server: twice).
 Tests: tests/commands/.
 """
 

@@ -16,6 +16,6 @@ def explain_passes(target: Target) -> str:
     """Returns the dtype and device of a target's passes, and whether they are fused, with the reason."""
     model: Any = getattr(target, "model", None)
     dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
-    place = " on ".join(filter(None, (dtype, str(target.device))))
+    place = " on ".join(filter(None, (dtype, str(getattr(target, "device", "")))))
     fused, reason = is_fused(target), getattr(target, "why_not_fused", None)
     return place if fused is None else f"{place}, fused" if fused else f"{place}, not fused: {reason}"
