@@ -2,7 +2,7 @@
 
 Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the
 reader of a pipe went away, the lab rejected a distribution or a tuner found no gain, 2 bad input (one message on
-stderr, no traceback), 130 interrupted.
+stderr, no traceback), 130 interrupted (a server: twice).
 Tests: tests/commands/.
 """
 
@@ -24,7 +24,7 @@ from specdec_fast import __version__
 from specdec_fast.commands.chat import chat
 from specdec_fast.commands.demo import demo
 from specdec_fast.commands.drafters import drafters
-from specdec_fast.commands.error_wording import NAMED, in_flags
+from specdec_fast.commands.error_wording import NAMED, explain_value, in_flags
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.help_layout import lay_out_help
 from specdec_fast.commands.info import info
@@ -173,6 +173,9 @@ class Root(TyperGroup):
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":  # of click, or of the copy that typer brings
                 _hint_at_option(error)
+            if (words := explain_value(error)) is not None:
+                _complain(ValueError(words))
+                raise typer.Exit(2) from None
             if not isinstance(error, (ValueError, OSError)):
                 raise
             if ctx.params.get("debug"):

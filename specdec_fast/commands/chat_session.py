@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -129,6 +131,8 @@ class ChatSession:
     def _read_line(self, prompt: str) -> str:
         """Reads a line. The prompt is only shown in a terminal, and never in redirected output."""
         if self._on_terminal:
+            if _has_ended(sys.stdin.fileno()):
+                raise EOFError
             return input(prompt)
         if self.interactive:
             print(prompt, end="", file=sys.stderr, flush=True)
@@ -287,3 +291,16 @@ class ChatSession:
 
     def _print_json(self, value: dict[str, Any]) -> None:
         print(json.dumps({"turn": self._num_asked, **value}, ensure_ascii=False), flush=True)
+
+
+def _has_ended(terminal: int) -> bool:
+    """Takes a Ctrl-D that was typed during an answer, and returns whether there was one: readline would drop it."""
+    try:
+        import fcntl
+        import termios
+    except ImportError:  # Windows
+        return False
+    if not select.select([terminal], [], [], 0)[0]:
+        return False
+    waiting = int.from_bytes(fcntl.ioctl(terminal, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return waiting == 0 and os.read(terminal, 1) == b""

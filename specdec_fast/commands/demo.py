@@ -113,7 +113,7 @@ def demo(
     note = open_engine.short_context(engine, longest, max_new_tokens)
     if note is not None:
         err.print(f"specdec: note: {note}", soft_wrap=True)
-    measured = _Measurement(engine, items, params, repeats, setup.describe(engine.rule, engine.drafter))
+    measured = _Measurement(engine, items, params, repeats, setup.describe(engine))
     measured.run(None if as_json else out, err)
     if as_json:
         print_json(measured.report())

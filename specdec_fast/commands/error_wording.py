@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import Any
 
 # Fields of `SamplingParams` that have a flag. `_FLAGS` has flags that are not the field's name with dashes.
 _FIELDS = (
@@ -61,6 +62,35 @@ _OF_CODE = {
         'pass "stop_token_ids" beside the prompt in a .json or .jsonl --file, and do not --ignore-eos'
     ),
 }
+
+
+_VALUES = {
+    "float_parsing": "a number",
+    "int_parsing": "an integer",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+}
+"""Kind of an error of pydantic -> what the option expects."""
+
+
+def explain_value(error: Any) -> str | None:
+    """Returns the message for a value of an option that has another type or is out of range.
+
+    Args:
+        error: An exception of typer.
+
+    Returns:
+        The message, or None for other errors, which typer words itself.
+    """
+    flag = next(iter(getattr(getattr(error, "param", None), "opts", ())), None)
+    cause: Any = error.__cause__
+    if flag is None or not hasattr(cause, "errors"):
+        return None
+    first = cause.errors()[0]
+    words = _VALUES.get(first["type"])
+    if words is None:
+        return None
+    return f"{flag}: got {first['input']!r:.80}; expected {words.format(**first.get('ctx', {}))}"
 
 
 def in_flags(message: str, own: Collection[str] = ()) -> str:

@@ -182,12 +182,10 @@ def generate(
 @contextmanager
 def _json_on_interrupt(setup: Setup, as_json: bool) -> Iterator[None]:
     """With --json, prints an object without requests if Ctrl-C arrives while the models load."""
-    from specdec_fast.rules import get_rule
-
     try:
         yield
     except KeyboardInterrupt:
         if as_json:
             empty = {"interrupted": True, "new_tokens": 0, "seconds": 0.0, "tokens_per_s": 0.0, "requests": []}
-            print_json({**setup.describe(get_rule(setup.rule)), **empty})
+            print_json({**setup.describe(), **empty})
         raise

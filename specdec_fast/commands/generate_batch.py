@@ -276,7 +276,7 @@ class Job:
 
         tokens = engine_tokens(self.handles)
         return {
-            **setup.describe(self.engine.rule, self.engine.drafter),
+            **setup.describe(self.engine),
             "draft_tokens": getattr(self.engine.drafter, "num_draft_tokens", None),
             "interrupted": interrupted,
             "threads": torch.get_num_threads(),

@@ -45,8 +45,14 @@ def refuse_grammar(regex: str | None, schema: str | None, backend: str) -> None:
     check_backend(backend)
     if regex is not None and schema is not None:
         raise ValueError("--regex with --json-schema: got both; expected one of them")
+    if schema is not None and not _is_inline(schema) and not Path(schema).is_file():
+        raise ValueError(f"--json-schema: got {schema!r}, which is no file; expected a file, or a JSON object")
     if regex is not None or schema is not None:
         require(BACKENDS[backend], "--json-schema" if regex is None else "--regex")
+
+
+def _is_inline(schema: str) -> bool:
+    return schema.lstrip().startswith("{")
 
 
 def read_grammar(regex: str | None, schema: str | None, tokenizer: Any, backend: str) -> Any:
@@ -71,10 +77,8 @@ def read_grammar(regex: str | None, schema: str | None, tokenizer: Any, backend:
     if regex is not None:
         return make_grammar("regex", regex, tokenizer, grammar_backend=backend)
     assert schema is not None
-    if schema.lstrip().startswith("{"):
+    if _is_inline(schema):
         return make_grammar("json_schema", schema, tokenizer, grammar_backend=backend)
-    if not Path(schema).is_file():
-        raise ValueError(f"--json-schema: got {schema!r}; expected a file, or a JSON object")
     try:
         text = Path(schema).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

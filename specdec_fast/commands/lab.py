@@ -162,7 +162,7 @@ def lab(
                 if pick is not None:  # raises before anything is measured
                     layout_for(engine.rule, engine.target.vocab_size, pick)
                 run.header = {
-                    **setup.describe(engine.rule, engine.drafter),
+                    **setup.describe(engine),
                     "rule": engine.rule.name,
                     **({} if file is None else {"file": file}),
                     **work.as_dict(),

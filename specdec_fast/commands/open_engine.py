@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
     import typer
 
     from specdec_fast.engine.engine import Engine
-    from specdec_fast.interfaces import Drafter, Rule
 
 BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
+_PATIENCE = 2.0
+"""Seconds of loading after which a terminal shows a note."""
 _LARGE_FILE = 2**26
 """Bytes of a GGUF file that takes seconds to load."""
 
@@ -46,17 +49,21 @@ class Setup:
     device_map: Any = None
     weights: str | None = None
 
-    def describe(self, rule: Rule, drafter: Drafter | None = None) -> dict[str, Any]:
+    def describe(self, engine: Engine | None = None) -> dict[str, Any]:
         """Describes the setup as JSON values.
 
         Args:
-            rule: The rule in use, also if the option was `best`.
-            drafter: The drafter in use, also if none was named. None before it is built.
+            engine: The engine, which knows what is in use where an option was left out. None before it is built.
 
         Returns:
             The setup.
         """
+        from specdec_fast.engine.explanation import is_fused
+        from specdec_fast.rules import get_rule
+
         named = None if self.drafter == "none" else self.drafter
+        rule = get_rule(self.rule) if engine is None else engine.rule
+        drafter = None if engine is None else engine.drafter
         return {
             "model": self.model,
             "draft": self.draft,
@@ -68,7 +75,7 @@ class Setup:
             "dtype": self.dtype,
             "device": self.device,
             "compile": self.compile,
-            "fused_forward": self.fused_forward,
+            "fused_forward": self.fused_forward if engine is None else is_fused(engine.target),
             "adapter": self.adapter,
             "revision": self.revision,
             "device_map": self.device_map,
@@ -220,29 +227,30 @@ def open_engine(
     check_device(setup.device, "--device")
     note_hub(setup.model, setup.draft, setup.adapter)
     _note_conversion(setup.model, setup.dtype)
-    engine = load(
-        setup.model,
-        setup.draft,
-        drafter=setup.drafter,
-        drafter_options=setup.drafter_options,
-        rule=setup.rule,
-        num_draft_tokens=setup.draft_tokens,
-        dtype=setup.dtype,
-        device=setup.device,
-        device_map=setup.device_map,
-        weights=setup.weights,
-        adapter=setup.adapter,
-        revision=setup.revision,
-        trust_remote_code=setup.trust_remote_code,
-        max_rows=max_rows,
-        max_length=max_length,
-        compile=setup.compile,
-        fused_forward=setup.fused_forward,
-        budget=setup.budget,
-        temperature=temperature,
-        sample=sample,
-        sampling="model" if sampling == "model" else SamplingParams(),
-    )
+    with note_if_slow(f"loading {setup.model}"):
+        engine = load(
+            setup.model,
+            setup.draft,
+            drafter=setup.drafter,
+            drafter_options=setup.drafter_options,
+            rule=setup.rule,
+            num_draft_tokens=setup.draft_tokens,
+            dtype=setup.dtype,
+            device=setup.device,
+            device_map=setup.device_map,
+            weights=setup.weights,
+            adapter=setup.adapter,
+            revision=setup.revision,
+            trust_remote_code=setup.trust_remote_code,
+            max_rows=max_rows,
+            max_length=max_length,
+            compile=setup.compile,
+            fused_forward=setup.fused_forward,
+            budget=setup.budget,
+            temperature=temperature,
+            sample=sample,
+            sampling="model" if sampling == "model" else SamplingParams(),
+        )
     if sampling is None:
         note_unfollowed_settings(engine)
     if setup.draft is not None and engine.tokenizer is not None and lacks_tokenizer(setup.draft):
@@ -270,13 +278,29 @@ def print_note(words: str) -> None:
     print(wrap_words(f"specdec: note: {words}", sys.stderr), file=sys.stderr)
 
 
+@contextmanager
+def note_if_slow(words: str) -> Iterator[None]:
+    """Prints a note if a block takes longer than a reader waits in silence. Only a terminal shows it."""
+    timer = threading.Timer(_PATIENCE, print_note, (words,))
+    timer.daemon = True
+    if sys.stderr is not None and sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _note_conversion(model: str, dtype: str) -> None:
     """Prints that the weights of a large GGUF file are converted, which takes long without any other output."""
+    from specdec_fast.loading.gguf_reader import check_gguf
     from specdec_fast.loading.model_sources import resolve_source
 
     source = resolve_source(model)
     if source.gguf_file is not None and source.is_local:
-        size = (Path(source.place) / source.gguf_file).stat().st_size
+        path = Path(source.place) / source.gguf_file
+        check_gguf(path, "--model")
+        size = path.stat().st_size
         if size >= _LARGE_FILE:
             print_note(
                 f"converting {source.gguf_file} ({size / 1e6:.0f} MB) to {dtype}; a folder of safetensors loads faster"
@@ -289,7 +313,7 @@ def note_hub(*names: str | None) -> None:
 
     far = [name for name in names if name is not None and is_hub_id(name)]
     if far:
-        print_note(f"looking for {' and '.join(far)} on the hub")
+        print_note(f"looking for {' and '.join(far)} on the hub; without a connection it is tried again for a minute")
 
 
 def short_context(engine: Engine, before: int, most: int) -> str | None:

@@ -92,6 +92,7 @@ def serve(
     from specdec_fast.commands import open_engine
 
     setup = open_engine.resolve_options(ctx)
+    from specdec_fast.commands.terminal_output import counted
     from specdec_fast.server.generation import Service
     from specdec_fast.server.settings import Settings
     from specdec_fast.server.uvicorn_server import Server, bind, is_loopback, url
@@ -110,7 +111,14 @@ def serve(
         if engine.state.device.type != "cpu":
             engine.warm()
         ready = f"serving {settings.model_name} on {url(bound)}/v1; Ctrl-C ends it"
-        server = Server(Service(engine, settings), shutdown_timeout=shutdown_timeout, started=lambda: _say(ready))
+        server = Server(
+            Service(engine, settings),
+            shutdown_timeout=shutdown_timeout,
+            started=lambda: _say(ready),
+            finishing=lambda count: _say(
+                f"finishing {counted(count, 'text')}, at most {shutdown_timeout:g} s; Ctrl-C again ends at once"
+            ),
+        )
         server.serve_until_stopped([bound])
 
 

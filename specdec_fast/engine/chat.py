@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, overload
 
-from specdec_fast.engine.prompts import Prompt, Prompts, encode_prompt
-from specdec_fast.engine.request import Handle, pair_with_params, rejected_handle, resolve_params
+from specdec_fast.engine.prompts import Prompt, encode_prompt
+from specdec_fast.engine.request import Handle, pair_with_params, rejected_handle, resolve_params, warn_of_errors
 from specdec_fast.interfaces import Target
 from specdec_fast.sampling.params import SamplingParams
 
@@ -63,13 +63,7 @@ class ChatMethods(ABC):
         """Queues a request."""
 
     @abstractmethod
-    def generate(
-        self,
-        prompts: Prompts,
-        params: SamplingParams | Iterable[SamplingParams] | None = None,
-        *,
-        num_draft_tokens: int | None = None,
-    ) -> list[Handle]:
+    def _generate(self, pairs: Iterable[tuple[Prompt, SamplingParams | None]], **given: Any) -> list[Handle]:
         """Generates texts for a batch of prompts."""
 
     def encode_chat(
@@ -199,10 +193,12 @@ class ChatMethods(ABC):
                 if not batch:
                     raise
                 refused[at] = rejected_handle(each, error)
-        ended = self.generate(prompts.values(), own.values(), num_draft_tokens=num_draft_tokens)
+        ended = self._generate(zip(prompts.values(), own.values()), num_draft_tokens=num_draft_tokens)
         handles = refused | dict(zip(prompts, ended, strict=True))
         if batch:
-            return [handles[at] for at in range(len(pairs))]
+            made = [handles[at] for at in range(len(pairs))]
+            warn_of_errors(made)
+            return made
         if handles[0].request_id < 0:  # the engine refused it
             assert handles[0].error is not None
             raise handles[0].error

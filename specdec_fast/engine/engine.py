@@ -28,6 +28,7 @@ from specdec_fast.engine.cuda_graph.eligibility import (
 from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
 from specdec_fast.engine.drafter_runner import DrafterRunner
 from specdec_fast.engine.drafter_speed import DrafterSpeed
+from specdec_fast.engine.explanation import explain_passes
 from specdec_fast.engine.output_processor import collect_row_outputs, emit_tokens, graph_row_output
 from specdec_fast.engine.prompts import Prompt, encode_prompt
 from specdec_fast.engine.request import Handle, create_handle, resolve_params
@@ -382,18 +383,24 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         """How the next step runs: "graph" or "sync". `why_not_graph` has the reasons."""
         return "sync" if self.why_not_graph() else "graph"
 
+    def __repr__(self) -> str:
+        drafter = getattr(self.drafter, "name", "none")
+        work = f"{self.num_running} running, {self.num_queued} queued"
+        return f"Engine(rule {self.rule.name}, drafter {drafter}, {explain_passes(self.target)}; {work})"
+
     def explain_drafter(self) -> str:
         """Returns the name of the drafter, or none, and why it proposes if it was not named."""
         name = getattr(self.drafter, "name", "none")
         return name if self.why_drafter is None else f"{name}: {self.why_drafter}"
 
     def explain(self) -> str:
-        """Returns, in words, which rule verifies, which drafter proposes and how steps run, with the reasons."""
+        """Returns, in words, which rule verifies, which drafter proposes, and how passes and steps run."""
         before = self._failures.last and f" ({self._failures.last}, but not since)"
         reasons = "; ".join(self.why_not_graph()) or f"the host reads one step behind{before or ''}"
         lines = [
             f"rule {self.rule.name}: {self.why_rule}",
             f"drafter {self.explain_drafter()}",
+            f"passes {explain_passes(self.target)}",
             f"steps {self.step_mode}: {reasons}",
             f"prefix sharing {self._prefixes.explain()}",
         ]

@@ -191,7 +191,7 @@ def split_prompts(prompts: Any) -> list[Any]:
         ValueError: For a single prompt.
     """
     if isinstance(prompts, str | bytes):
-        raise ValueError(f"prompts: got one text, {prompts!r:.60}; expected a list of prompts")
+        raise ValueError(f"prompts: got one text, {prompts!r:.60}; expected a list of prompts; pass [text]")
     if isinstance(prompts, Mapping):
         return list(read_rows(prompts))
     try:

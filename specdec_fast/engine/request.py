@@ -5,8 +5,10 @@ Tests: tests/engine/test_request.py, tests/engine/test_engine.py.
 
 from __future__ import annotations
 
+import logging
 import operator
-from collections.abc import Iterable, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,8 @@ from specdec_fast.engine.stop_conditions import StopChecker
 from specdec_fast.interfaces import Target
 from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.sampling.params import SamplingParams
+
+log = logging.getLogger("specdec_fast")
 
 ACCEPTED, RECOVERED, BONUS, PLAIN = "accepted", "recovered", "bonus", "plain"
 
@@ -90,6 +94,12 @@ class Handle:
     def text(self) -> str:
         """Generated text; "" without a tokenizer."""
         return self.checker.text if self.checker is not None else ""
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or ("queued" if self.row is None else "running")
+        count = f"{len(self.tokens)} token{'' if len(self.tokens) == 1 else 's'}"
+        shown: object = self.error if self.error is not None else self.text or self.tokens
+        return f"Handle({self.request_id}, {state}, {count}, {reprlib.repr(shown)})"
 
     def append_step(
         self,
@@ -248,11 +258,13 @@ def pair_with_params(
         Each prompt with its parameters.
 
     Raises:
-        ValueError: For a single prompt as prompts, or if the numbers differ.
+        ValueError: For a single prompt as prompts, for `params` of another kind, or if the numbers differ.
     """
     found = split_prompts(prompts)
     if params is None or isinstance(params, SamplingParams):
         return [(prompt, params) for prompt in found]
+    if isinstance(params, Mapping | str | bytes) or not isinstance(params, Iterable):
+        raise ValueError(_wrong_params(params, "SamplingParams, or one for each prompt"))
     each = list(params)
     if len(each) != len(found):
         raise ValueError(f"params: got {len(each)} for {len(found)} prompts; expected one, or one per prompt")
@@ -262,8 +274,16 @@ def pair_with_params(
 def resolve_params(params: Any, defaults: SamplingParams) -> SamplingParams:
     """Returns parameters with a seed, the default ones for None. Raises ValueError for another type."""
     if params is not None and not isinstance(params, SamplingParams):
-        raise ValueError(f"params: got {params!r:.80}; expected SamplingParams, or None for the defaults")
+        raise ValueError(_wrong_params(params, "SamplingParams, or None for the defaults"))
     return (params or defaults).with_seed()
+
+
+def _wrong_params(params: Any, expected: str) -> str:
+    """The words for parameters of another kind."""
+    remedy = ""
+    if isinstance(params, Mapping) and all(isinstance(name, str) and name.isidentifier() for name in params):
+        remedy = f"; pass SamplingParams({', '.join(f'{name}={value!r}' for name, value in params.items()):.80})"
+    return f"params: got {params!r:.80}; expected {expected}{remedy}"
 
 
 def rejected_handle(params: Any, error: ValueError) -> Handle:
@@ -271,3 +291,14 @@ def rejected_handle(params: Any, error: ValueError) -> Handle:
     handle = Handle(-1, [], params if isinstance(params, SamplingParams) else SamplingParams(), 0)
     handle.finish("error", error)
     return handle
+
+
+def warn_of_errors(handles: Sequence[Handle]) -> None:
+    """Logs how many requests of a batch ended with an error, and the first error: their texts look empty."""
+    failed = [(at, handle.error) for at, handle in enumerate(handles) if handle.error is not None]
+    if failed:
+        at, error = failed[0]
+        log.warning(
+            "%d of %d prompts ended with an error (Handle.error); prompt %d: %s",
+            len(failed), len(handles), at, error,
+        )  # fmt: skip

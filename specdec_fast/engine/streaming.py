@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from specdec_fast.engine.prompts import Prompt, Prompts
-from specdec_fast.engine.request import Handle, pair_with_params, rejected_handle
+from specdec_fast.engine.request import Handle, pair_with_params, rejected_handle, warn_of_errors
 from specdec_fast.engine.synchronized import is_held_here
 from specdec_fast.sampling.params import SamplingParams
 
@@ -98,18 +98,25 @@ class TextMethods(ABC):
 
         Returns:
             Handles in the order of the prompts. A prompt that the engine cannot serve gets a handle with
-            `finish_reason="error"` and the exception in `error`; the others run.
+            `finish_reason="error"` and the exception in `error`; the others run, and a warning is logged.
 
         Raises:
-            ValueError: For a single prompt as prompts, or if there are not as many `params` as prompts.
+            ValueError: For a single prompt as prompts, for `params` of another kind, or if there are not as many
+                `params` as prompts.
             BaseException: Whatever a step raises, interrupts included. All requests of this call are cancelled first.
         """
-        handles: list[Handle] = []
         given = {"num_draft_tokens": num_draft_tokens, "add_special_tokens": add_special_tokens}
+        handles = self._generate(pair_with_params(prompts, params), **given)
+        warn_of_errors(handles)
+        return handles
+
+    def _generate(self, pairs: Iterable[tuple[Prompt, SamplingParams | None]], **given: Any) -> list[Handle]:
+        """Generates as `generate` does, and leaves the report of errors to its caller."""
+        handles: list[Handle] = []
         try:
-            for prompt, own in pair_with_params(prompts, params):
+            for prompt, own in pairs:
                 try:
-                    handles.append(self.submit(prompt, own, **given))  # type: ignore[arg-type]
+                    handles.append(self.submit(prompt, own, **given))
                 except ValueError as error:
                     handles.append(rejected_handle(own, error))
             with torch.inference_mode():  # entered once, not in every step

@@ -30,6 +30,7 @@ from specdec_fast.interfaces import Drafter, Rule
 from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.loading.model_targets import FoundModel, find_model
 from specdec_fast.loading.models import check_device, resolve_dtype
+from specdec_fast.loading.quiet_libraries import without_import_warnings
 from specdec_fast.loading.sampling_defaults import check_sampling, resolve_defaults
 from specdec_fast.loading.tokenizers import check_same_tokenizer, check_tokenizer, eos_ids, load_tokenizer
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
@@ -38,6 +39,7 @@ from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.targets.fused_forward import widen_small_model
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.tune.rule_selection import sample_ways
+from specdec_kernels.unknown_names import unknown_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,6 +52,7 @@ SampleOf = Callable[[SamplingParams], Sequence[tuple[Prompt, SamplingParams]]]
 
 
 @explain_arguments(SamplingParams)
+@without_import_warnings()
 def load(
     target: str | Path | PreTrainedModel,
     draft: str | Path | PreTrainedModel | None = None,
@@ -229,6 +232,8 @@ def _check_drafter(
     Raises:
         ValueError: If they do not fit together.
     """
+    if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
+        raise ValueError(unknown_name("drafter", drafter, drafter_names(), or_else=f", or {NO_DRAFTER}"))
     if drafter == NO_DRAFTER and has_draft:
         raise ValueError(f"draft: got a draft model and drafter {drafter!r}; expected only one of them")
     name = None if drafter == NO_DRAFTER else drafter or ("draft_model" if has_draft else None)

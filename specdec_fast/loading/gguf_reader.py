@@ -17,6 +17,7 @@ from specdec_fast.loading.model_sources import ModelSource
 
 _LOCK = threading.RLock()
 _sharing = False
+_MAGIC = b"GGUF"
 
 
 @contextmanager
@@ -96,6 +97,26 @@ def fetch_gguf(source: ModelSource, options: dict[str, Any]) -> Path:
     return Path(str(cached_file(str(source.place), str(source.gguf_file), **options)))
 
 
+def check_gguf(path: Path, what: str = "model") -> None:
+    """Checks what needs no parsing of a file: its first bytes, and that the packages are installed.
+
+    Args:
+        path: The file.
+        what: Name of the argument in messages.
+
+    Raises:
+        ValueError: If it is no GGUF file, or if packages are missing.
+    """
+    with path.open("rb") as file:
+        beginning = file.read(len(_MAGIC))
+    if beginning != _MAGIC:
+        raise ValueError(
+            f"{what}: got {str(path)!r}, which is not a GGUF file (it begins with {beginning!r}); expected one of "
+            "version 2 or 3; download or convert it again"
+        )
+    require("gguf", f"{what} {str(path)!r}")
+
+
 def open_gguf(path: Path, what: str = "model") -> Any:
     """Opens a GGUF file and parses its header.
 
@@ -109,7 +130,7 @@ def open_gguf(path: Path, what: str = "model") -> Any:
     Raises:
         ValueError: If packages are missing, or if this is no complete GGUF file.
     """
-    require("gguf", f"{what} {str(path)!r}")
+    check_gguf(path, what)
     import gguf
 
     try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from specdec_fast.loading.error_text import first_line
-from specdec_fast.loading.model_sources import EXPECTED, ModelSource
+from specdec_fast.loading.model_sources import EXPECTED, EXPECTED_OR, ModelSource
 from specdec_fast.targets.model_support import UnsupportedModelError
 
-_HUB = ", or a hub id that is reachable from here (to work offline, download it first and name the folder)"
+_HUB = "a hub id that is reachable from here (to work offline, download it first and name the folder)"
 _NO_WEIGHTS = "no file named", "does not appear to have"
 
 
@@ -40,6 +41,8 @@ def explain_failure(
         )
     if source.gguf_file is not None:
         return _explain_gguf(error, got)
+    if source.is_local and not (Path(source.place) / str(files.get("subfolder", "")) / "config.json").is_file():
+        return ValueError(f"{got}, a folder without config.json; {EXPECTED}")
     config = _raw_config(source, files)
     kind = (config.get("quantization_config") or {}).get("quant_method")
     if kind is not None and not isinstance(error, OSError):
@@ -52,9 +55,10 @@ def explain_failure(
         return UnsupportedModelError(f"{got}, {_kind(config)}; {expected}")
     if not source.is_local and any(each in words for each in _NO_WEIGHTS):
         return ValueError(
-            f"{got}; {EXPECTED}{_HUB}: {first_line(error)}; if it has GGUF files, name one: {source.name}:FILE.gguf"
+            f"{got}; {EXPECTED_OR} {_HUB}: {first_line(error)}; if it has GGUF files, name one: {source.name}:FILE.gguf"
         )
-    return ValueError(f"{got}; {EXPECTED}{'' if source.is_local else _HUB}: {first_line(error)}")
+    expected = EXPECTED if source.is_local else f"{EXPECTED_OR} {_HUB}"
+    return ValueError(f"{got}; {expected}: {first_line(error)}")
 
 
 def _explain_gguf(error: Exception, got: str) -> ValueError:

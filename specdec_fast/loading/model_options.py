@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from specdec_fast.extras import require
+from specdec_fast.loading.model_sources import check_adapter
 
 OURS = {
     "dtype": "pass dtype=",
@@ -74,6 +75,7 @@ class ModelOptions:
                 )
             require("device-map", "device_map")
         if self.adapter is not None:
+            check_adapter(self.adapter)
             require("adapter", "adapter")
         if self.weights is not None:
             self._check_weights(device, dtype)

@@ -14,7 +14,10 @@ from specdec_kernels.unknown_names import closest
 
 ASSETS = Path(__file__).parents[1] / "assets"
 BUNDLED = {"demo-target": ASSETS / "demo-target", "demo-draft": ASSETS / "demo-draft"}
-EXPECTED = f"expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json and weights, a .gguf file"
+_FORMS = f"expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json and weights"
+EXPECTED = f"{_FORMS}, or a .gguf file"
+EXPECTED_OR = f"{_FORMS}, a .gguf file, or"
+"""Another form follows it."""
 ADAPTER_CONFIG = "adapter_config.json"
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -82,7 +85,8 @@ def resolve_source(source: str | Path, what: str = "model") -> ModelSource:
     if on_hub is not None:
         return ModelSource(name, on_hub["repository"], on_hub["file"], is_local=False)
     if name.lower().endswith(".gguf"):
-        raise ValueError(f"{what}: got {name!r}; {EXPECTED}: no such file (on the hub it is owner/name:file.gguf)")
+        expected = "expected a .gguf file of this machine, or owner/name:file.gguf for one on the hub"
+        raise ValueError(f"{what}: got {name!r}, which does not exist; {expected}")
     tag = _HUB_TAG.fullmatch(name)
     if tag is not None:
         raise ValueError(
@@ -90,7 +94,7 @@ def resolve_source(source: str | Path, what: str = "model") -> ModelSource:
             f"{tag['repository']}:FILE.gguf, as its page lists it"
         )
     if not _HUB_ID.fullmatch(name):
-        raise ValueError(f"{what}: got {name!r}; {EXPECTED}, or a hub id (owner/name): no such folder")
+        raise ValueError(f"{what}: got {name!r}, which does not exist; {EXPECTED_OR} a hub id (owner/name)")
     return ModelSource(name, name, is_local=False)
 
 
@@ -127,6 +131,19 @@ def _refuse_split(path: Path, name: str, what: str) -> None:
             f"{what}: got {name!r}, one part of a split GGUF file; expected a single file; join the parts with "
             f"llama-gguf-split --merge {path.name} OUT.gguf"
         )
+
+
+def check_adapter(adapter: str | Path) -> None:
+    """Checks that the name of a PEFT adapter can be a folder with one, or a hub id.
+
+    Raises:
+        ValueError: If it can be neither.
+    """
+    name, path, expected = str(adapter), Path(adapter), "expected the folder or hub id of a PEFT adapter"
+    if path.is_dir() and not (path / ADAPTER_CONFIG).is_file():
+        raise ValueError(f"adapter: got {name!r}, a folder without {ADAPTER_CONFIG}; {expected}")
+    if not path.is_dir() and not _HUB_ID.fullmatch(name):
+        raise ValueError(f"adapter: got {name!r}, {'a file' if path.exists() else 'which does not exist'}; {expected}")
 
 
 def is_hub_id(source: str | Path) -> bool:

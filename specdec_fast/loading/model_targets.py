@@ -13,7 +13,7 @@ import torch
 from specdec_fast.loading.adapters import served_part
 from specdec_fast.loading.gguf_reader import shared_gguf_reading
 from specdec_fast.loading.model_options import ModelOptions
-from specdec_fast.loading.model_sources import EXPECTED, resolve_source
+from specdec_fast.loading.model_sources import EXPECTED_OR, resolve_source
 from specdec_fast.loading.models import load_model
 from specdec_fast.loading.tokenizers import load_tokenizer
 from specdec_fast.targets.huggingface import HuggingFaceTarget
@@ -84,7 +84,7 @@ def find_model(
             model = load_model(source, dtype, device, what=what, options=options)
             return FoundModel(model, load_tokenizer(source, options) if with_tokenizer else None, False)
     if not isinstance(source, torch.nn.Module):
-        raise ValueError(f"{what}: got {type(source).__name__}; {EXPECTED}, or a loaded transformers model")
+        raise ValueError(f"{what}: got {type(source).__name__}; {EXPECTED_OR} a loaded transformers model")
     if options.adapter is not None:
         raise ValueError(
             "adapter: got a loaded model, which stays as it is; expected the name of a model; pass "

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("specdec_fast")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+_SHORT = {
+    "fp16": "float16", "f16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "f32": "float32",
+    "float": "float32", "full": "float32", "fp64": "float64", "f64": "float64", "double": "float64",
+}  # fmt: skip
+"""Names of other programs -> names of PyTorch."""
 
 
 def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
@@ -36,8 +41,13 @@ def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
     if isinstance(name, torch.dtype):
         return name
     if name not in DTYPES:
-        raise ValueError(unknown_name("dtype", name, DTYPES))
+        meant = _SHORT.get(str(name).lower().removeprefix("torch."))
+        raise ValueError(unknown_name("dtype", name, DTYPES) if meant is None else _meant(name, meant))
     return DTYPES[name]
+
+
+def _meant(name: str, meant: str) -> str:
+    return f"dtype: got {name!r}; expected one of {', '.join(DTYPES)}; did you mean {meant!r}?"
 
 
 def check_device(name: str | torch.device, what: str = "device") -> None:

@@ -6,9 +6,24 @@ Tests: tests/loading/test_quiet_libraries.py.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _NOISY = ("torchao", "torch.utils._pytree")
 """Loggers that warn on import, such as torchao about kernels for other machines."""
+
+
+@contextmanager
+def without_import_warnings() -> Iterator[None]:
+    """Silences warnings of libraries that transformers imports in a block. Levels that a program has set stay."""
+    ours = [logger for logger in map(logging.getLogger, _NOISY) if logger.level == logging.NOTSET]
+    for logger in ours:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger in ours:
+            logger.setLevel(logging.NOTSET)
 
 
 def quiet_libraries() -> None:

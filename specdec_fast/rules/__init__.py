@@ -75,7 +75,8 @@ def rule_for(rule: str | Rule, needs: Needs, temperature: float | None = None) -
     Raises:
         ValueError: If the rule cannot verify such drafts. The message names the rules that can.
     """
-    found, why = get_rule(rule), "asked for by name"
+    found = get_rule(rule)
+    why = "the default" if rule == DEFAULT else "asked for by name" if isinstance(rule, str) else "passed as an object"
     choose = getattr(found, "choose_rule", None)  # rule best names another one
     if choose is not None:
         found, why, _ = choose(needs, temperature)

@@ -151,7 +151,12 @@ class SamplingParams:
         in_range = temperature == 0 or 1e-3 <= temperature <= 1e6
         _require(in_range, "temperature", temperature, "0, or a number from 0.001 to 1,000,000")
         _require(0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or a positive integer")
-        _require(_SMALLEST_TOP_P <= self.top_p <= 1, "top_p", self.top_p, "a number from 1e-30 to 1, which is off")
+        _require(
+            _SMALLEST_TOP_P <= self.top_p <= 1,
+            "top_p",
+            self.top_p,
+            "a number above 0 (at least 1e-30), at most 1; 1 is off",
+        )
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]; 0 is off")
         _require(self.max_new_tokens >= 0, "max_new_tokens", self.max_new_tokens, "at least 0")
         _require(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,8 +24,34 @@ _OURS = {
     "template_options": "chat_template_kwargs",
 }
 """Parameter of the engine -> its name in the API."""
+_OF_CODE = {
+    "pass chat_template=, or give the text to generate": (
+        "use /v1/completions, or start the server with an instruct model: --model"
+    ),
+    "; change them, or pass another chat_template": "; change them",
+    "; pass tools, chat_template, add_generation_prompt and continue_final_message as arguments, and drop the others": (
+        "; pass add_generation_prompt and continue_final_message beside it, and drop the others"
+    ),
+}
+"""Remedies in Python -> remedies for the client."""
 _RETRY_SECONDS = "1"
-_MAX_REASONS = 3
+_MOST_SHOWN = 60
+"""Most characters of a value in a message."""
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "int_from_float": "an integer",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "string_type": "a string",
+    "too_long": "at most {max_length} entries",
+}
+"""Kind of an error of pydantic -> what the field expects."""
 
 
 class APIError(HTTPException):
@@ -88,6 +114,8 @@ def refusing() -> Iterator[None]:
         yield
     except ValueError as error:
         message = str(error).removeprefix("SamplingParams.")
+        for python, ours in _OF_CODE.items():
+            message = message.replace(python, ours)
         for name, ours in _OURS.items():
             message = re.sub(rf"\b{name}\b", ours, message)
         named = re.match(r"(\w+): ", message)
@@ -95,7 +123,7 @@ def refusing() -> Iterator[None]:
 
 
 def _wrong_types(error: RequestValidationError) -> APIError:
-    """Converts errors of pydantic. Those after the first few of the first field are left out."""
+    """Converts errors of pydantic about the first field that has any."""
     found = error.errors()
     if found[0]["type"] == "json_invalid":
         reason = found[0].get("ctx", {}).get("error", "")
@@ -103,9 +131,38 @@ def _wrong_types(error: RequestValidationError) -> APIError:
     place = found[0]["loc"][1:2]
     if not place:
         return APIError(422, "body: expected a JSON object, with the header Content-Type: application/json")
-    reasons = dict.fromkeys(str(each["msg"]) for each in found if each["loc"][1:2] == place)
-    message = "; or ".join(list(reasons)[:_MAX_REASONS])
-    return APIError(422, f"{place[0]}: {message}", param=str(place[0]))
+    reasons = dict.fromkeys(_expected(each) for each in found if each["loc"][1:2] == place)
+    names, got = [str(place[0])], error.body.get(place[0]) if isinstance(error.body, dict) else None
+    for name in found[0]["loc"][2:]:
+        if not isinstance(got, dict) or name not in got:
+            break
+        names, got = [*names, str(name)], got[name]
+    words = "nothing" if found[0]["type"] == "missing" else _shortened(got)
+    return APIError(422, f"{'.'.join(names)}: got {words}; expected {' or '.join(reasons)}", param=names[0])
+
+
+def _expected(error: Mapping[str, Any]) -> str:
+    """What pydantic expected, in words. Elements of lists say that they are in one."""
+    if error["type"] == "missing":
+        return "a value, since the field is required"
+    words = _EXPECTED.get(error["type"])
+    words = str(error["msg"]) if words is None else words.format(**error.get("ctx", {}))
+    depth = sum(isinstance(each, int) for each in error["loc"][2:])
+    return "a list of " * depth + (f"{words.removeprefix('an ').removeprefix('a ')}s" if depth else words)
+
+
+def _shortened(value: Any) -> str:
+    try:
+        words = to_json(value).decode()
+    except (RecursionError, ValueError):  # nested deeply, or a number of thousands of digits
+        return type(value).__name__
+    return words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}..."
+
+
+def _routes(app: FastAPI) -> list[str]:
+    """Returns the routes of an application, such as "GET /health"."""
+    paths = app.openapi()["paths"]
+    return [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -117,7 +174,9 @@ def install_error_handlers(app: FastAPI) -> None:
         if isinstance(error, RequestValidationError):
             return _wrong_types(error).response()
         if isinstance(error, HTTPException):
-            wrong = APIError(error.status_code, f"{request.method} {request.url.path!r}: {error.detail}")
+            served = ", ".join(_routes(app)) if error.status_code in (404, 405) else ""
+            hint = f"; expected one of {served}" if served else ""
+            wrong = APIError(error.status_code, f"{request.method} {request.url.path!r}: {error.detail}{hint}")
             wrong.headers = error.headers
             return wrong.response()
         return APIError(500, "the server failed; its log has the reason").response()

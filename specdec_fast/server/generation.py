@@ -253,6 +253,11 @@ class Service:
         """Whether requests are served."""
         return self._loop.alive and not self._draining
 
+    @property
+    def num_texts(self) -> int:
+        """Number of texts that run or wait."""
+        return self._open
+
     # -- requests ---------------------------------------------------------------------------------------------------
 
     async def prepare(self, work: Callable[[], _Result]) -> _Result:

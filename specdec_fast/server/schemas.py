@@ -42,8 +42,24 @@ _UNSUPPORTED = {
     "suffix": "this model continues a text and does not fill gaps",
     "use_beam_search": "use n with a temperature",
 }
-"""Fields that would change the text, and what to do. Their empty values are accepted."""
-_EMPTY: tuple[Any, ...] = (None, False, "", [], {})
+"""Fields that would change the text, and what to do."""
+_ASK_FOR_NOTHING: dict[str, Any] = {
+    "best_of": 1,
+    "diversity_penalty": 0,
+    "early_stopping": False,
+    "function_call": "none",
+    "functions": [],
+    "length_penalty": 1,
+    "logits_processors": [],
+    "min_new_tokens": 0,
+    "num_beams": 1,
+    "stop_strings": [],
+    "structured_outputs": {},
+    "suffix": "",
+    "typical_p": 1,
+    "use_beam_search": False,
+}
+"""Unsupported field -> the value that changes nothing, and is accepted beside null."""
 
 _FAIL_FAST = Field(fail_fast=True)  # one error for a list, not one for each of a million elements
 Ids = Annotated[list[int], _FAIL_FAST]
@@ -63,17 +79,19 @@ class _Body(BaseModel):
             APIError: With status 400.
         """
         for name, value in (self.model_extra or {}).items():
-            if value in _EMPTY or name in _WITHOUT_EFFECT:
-                continue
-            if name in _UNSUPPORTED:
-                raise APIError(400, f"{name}: not supported; {_UNSUPPORTED[name]}", param=name, code="unsupported")
-            close = get_close_matches(name, type(self).model_fields, 1)
-            words = f"{name!r}: unknown parameter" + (f"; did you mean {close[0]!r}?" if close else "")
-            raise APIError(400, words, param=name, code="unknown_parameter")
+            if value is not None:
+                self._refuse(name, value)
         for name in type(self).model_fields:
             inner = getattr(self, name)
             if isinstance(inner, _Body):
                 inner.check_fields()
+
+    def _refuse(self, name: str, value: Any) -> None:
+        """Refuses a field that this object does not have."""
+        names = [field.alias or each for each, field in type(self).model_fields.items()]
+        close = get_close_matches(name, names, 1)
+        words = f"{name!r:.80}: unknown parameter" + (f"; did you mean {close[0]!r}?" if close else "")
+        raise APIError(400, words, param=name, code="unknown_parameter")
 
 
 class StreamOptions(_Body):
@@ -129,6 +147,14 @@ class GenerationRequest(_Body):
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
+
+    def _refuse(self, name: str, value: Any) -> None:
+        """Refuses a field, unless it changes nothing."""
+        if name in _WITHOUT_EFFECT or (name in _ASK_FOR_NOTHING and value == _ASK_FOR_NOTHING[name]):
+            return
+        if name in _UNSUPPORTED:
+            raise APIError(400, f"{name}: not supported; {_UNSUPPORTED[name]}", param=name, code="unsupported")
+        super()._refuse(name, value)
 
 
 class CompletionRequest(GenerationRequest):

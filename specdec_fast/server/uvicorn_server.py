@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from ipaddress import ip_address
+from types import FrameType
 
 import uvicorn
 
@@ -20,6 +23,8 @@ from specdec_fast.server.settings import Settings
 _KEEP_ALIVE = 30
 _GRACE = 2
 """Seconds that clients have to read the errors of texts that the shutdown ended."""
+_CUT_OFF = ("uvicorn.error", "asyncio")
+"""Loggers that report each request that an end at once cuts off, with a traceback."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -64,10 +69,16 @@ class Server(uvicorn.Server):
         service: The service.
         shutdown_timeout: Seconds that texts have to finish. Then they end with an error.
         started: Called when requests are accepted.
+        finishing: Called with the number of texts that the end of the server waits for, if there are any.
     """
 
     def __init__(
-        self, service: Service, *, shutdown_timeout: float = 30.0, started: Callable[[], None] = lambda: None
+        self,
+        service: Service,
+        *,
+        shutdown_timeout: float = 30.0,
+        started: Callable[[], None] = lambda: None,
+        finishing: Callable[[int], None] = lambda count: None,
     ) -> None:
         backstop = math.ceil(shutdown_timeout) + _GRACE
         super().__init__(
@@ -79,7 +90,8 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=backstop,
             )
         )
-        self._service, self._timeout, self._announce = service, shutdown_timeout, started
+        self._service, self._timeout = service, shutdown_timeout
+        self._announce, self._announce_end = started, finishing
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to accept requests."""
@@ -89,23 +101,54 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops accepting requests, waits for running ones, and ends those that take too long."""
         self._service.drain()
+        if (count := self._service.num_texts) and not self.force_exit:
+            self._announce_end(count)
         timer = asyncio.get_running_loop().call_later(self._timeout, self._service.end_all)
         try:
             await super().shutdown(sockets)
         finally:
             timer.cancel()
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handles SIGINT and SIGTERM in a block. uvicorn raises them again after it, which would end it by an error."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Ends in order at the first signal, and at once at a further SIGINT, without reports of what it cuts off."""
+        super().handle_exit(sig, frame)
+        if self.force_exit:
+            _set_disabled(True)
+
     def serve_until_stopped(self, sockets: Sequence[socket.socket]) -> None:
         """Serves until SIGINT or SIGTERM. A second SIGINT ends it at once.
 
         Args:
             sockets: Bound sockets.
+
+        Raises:
+            KeyboardInterrupt: If a second SIGINT ended it.
         """
         try:
-            with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when all is done
-                self.run(list(sockets))
+            self.run(list(sockets))
         finally:
+            _set_disabled(False)
             self._service.stop(timeout=_GRACE)
+        if self.force_exit:
+            raise KeyboardInterrupt
+
+
+def _set_disabled(disabled: bool) -> None:
+    for name in _CUT_OFF:
+        logging.getLogger(name).disabled = disabled
 
 
 @contextmanager

@@ -178,7 +178,8 @@ class HuggingFaceTarget:
         self, compile: bool, fused: bool | None, windows: Sequence[int], sample: Tensor, expected: Tensor
     ) -> None:
         """Chooses the implementation of passes. Fused ones are compared with the model's own logits of a sample."""
-        self.why_not_fused = "it was not requested" if fused is False else why_not_fused(self.model)
+        unwanted = "they are compiled" if compile else "it was not requested"
+        self.why_not_fused = unwanted if fused is False else why_not_fused(self.model)
         if self.why_not_fused is None:
             try:
                 self._logits = build_fused_forward(self.model, self.cache, windows)

@@ -22,6 +22,7 @@ from oracles.toy_chat import STRICT, TEMPLATE, chat_tokenizer, speaker
 from specdec_fast import Engine
 from specdec_fast.cli import main
 from specdec_fast.commands import chat_session
+from specdec_fast.commands.chat_session import _has_ended
 from specdec_fast.targets.tiny_models import tiny_model
 
 GREEDY = ["--model", "x", "--temperature", "0"]
@@ -266,6 +267,19 @@ def _in_order(text: str, wanted: tuple[str, ...]) -> bool:
     return True
 
 
+@pytest.mark.parametrize(("typed", "ended"), [("", False), ("\x04", True), ("more\n", False), ("mo", False)])
+def test_an_end_that_was_typed_during_an_answer_is_seen(typed: str, ended: bool) -> None:
+    writing, terminal = os.openpty()
+    try:
+        os.write(writing, typed.encode())
+        assert _has_ended(terminal) == ended
+        if typed.endswith("\n"):
+            assert os.read(terminal, 9) == typed.encode()  # nothing of it was taken
+    finally:
+        os.close(writing)
+        os.close(terminal)
+
+
 @pytest.fixture
 def terminal(rambler: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     monkeypatch.setenv("TERM", "dumb")
@@ -296,3 +310,18 @@ def test_ctrl_c_ends_the_answer_and_ctrl_d_the_chat(terminal: Terminal) -> None:
     terminal.type("\x04")
     terminal.process.join(30)
     assert terminal.process.exitcode == 0
+
+
+def test_ctrl_d_during_an_answer_ends_the_chat_after_it(rambler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal("chat", "--model", rambler, "--seed", "1", "--ignore-eos", "--max-new-tokens", "1000")
+    try:
+        terminal.wait_for("> ")
+        terminal.type("hello\n")
+        terminal.wait_for("hello", "\n", "e")
+        terminal.type("\x04")
+        terminal.wait_for("(the answer is cut after 1,000 tokens")
+        terminal.process.join(30)
+        assert terminal.process.exitcode == 0
+    finally:
+        terminal.process.kill()

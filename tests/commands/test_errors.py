@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from specdec_fast import extras
+from specdec_fast.commands import open_engine
 from specdec_fast.commands.error_wording import in_flags
 from specdec_fast.commands.prompts import read_prompts
 
@@ -25,7 +27,11 @@ CASES = [
     ),
     (
         ["generate", "x", "--model", "{target}", "--draft", "{target}/nowhere"],
-        ["error: --draft: got '", "nowhere'; expected a bundled name", "or a hub id (owner/name): no such folder\n"],
+        [
+            "error: --draft: got '",
+            "nowhere', which does not exist; expected a bundled name",
+            "or a hub id (owner/name)\n",
+        ],
     ),
     (["generate", "x", "--model", "{bare}"], ["prompt: got text and a model without a tokenizer", "--file ids.jsonl"]),
     (
@@ -57,6 +63,21 @@ CASES = [
     (["generate", "--file", "{target}"], ["--file: got", "not a file"]),
     (["generate", "--file", "{target}/model.safetensors"], ["not UTF-8"]),
     (["generate", "x", "--file", "{target}/config.json"], ["an argument and --file"]),
+    (["generate", "x", "--temperature", "abc"], ["error: --temperature: got 'abc'; expected a number\n"]),
+    (["generate", "x", "--max-new-tokens", "ten"], ["error: --max-new-tokens: got 'ten'; expected an integer\n"]),
+    (["generate", "x", "--ban", "1", "--ban", "two"], ["error: --ban: got 'two'; expected an integer\n"]),
+    (["serve", "--port", "80000"], ["error: --port: got '80000'; expected at most 65535\n"]),
+    (["serve", "--max-rows", "0"], ["error: --max-rows: got '0'; expected at least 1\n"]),
+    (
+        ["generate", "x", "--model", "{empty}"],
+        ["--model: got '", "', a folder without config.json; expected a bundled"],
+    ),
+    (["generate", "x", "--model", "{text}"], ["--model: got '", "which is not a GGUF file (it begins with b'not ')"]),
+    (
+        ["generate", "x", "--model", "no.gguf"],
+        ["--model: got 'no.gguf', which does not exist; expected a .gguf file", "or owner/name:file.gguf for one"],
+    ),
+    (["generate", "x", "--dtype", "fp16"], ["--dtype: got 'fp16'; expected one of", "; did you mean 'float16'?\n"]),
     (["generate", "x", "--draft", "none"], ["--draft: got 'none'; expected a model; --drafter none decodes plainly"]),
     (
         ["generate", "x", "--draft", "demo-medusa"],
@@ -151,7 +172,10 @@ def test_message_and_exit_code(
     run: Any, models: dict[str, str], tmp_path: Path, args: list[str], fragments: list[str]
 ) -> None:
     (tmp_path / "ids.json").write_text("[5, 6]")
-    models = models | {"ids": str(tmp_path / "ids.json")}
+    (tmp_path / "text.gguf").write_text("not a model")
+    (tmp_path / "empty").mkdir()
+    models = models | {"ids": str(tmp_path / "ids.json"), "text": str(tmp_path / "text.gguf")}
+    models |= {"empty": str(tmp_path / "empty")}
     result = run(*(arg.format_map(models) if "{" in arg else arg for arg in args))
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
@@ -165,13 +189,48 @@ def test_a_hub_lookup_is_announced_first(run: Any, models: dict[str, str], tmp_p
     result = run("generate", "x", "--model", models["target"], "--draft", "nobody/nothing")
     asked, reworded = result.stderr.splitlines()
     assert result.exit_code == 2 and result.stdout == ""
-    assert asked == "specdec: note: looking for nobody/nothing on the hub"
+    assert asked.startswith("specdec: note: looking for nobody/nothing on the hub; without a connection")
     assert reworded.startswith("specdec: error: --draft: got 'nobody/nothing'; expected a bundled name")
     assert "a hub id that is reachable from here (to work offline, download it first" in reworded
     text = tmp_path / "text.txt"
     text.write_text("a text")
     built = run("datastore", "build", str(text), "--model", "nobody/nothing", "--output", str(tmp_path / "store"))
-    assert built.exit_code == 2 and built.stderr.startswith("specdec: note: looking for nobody/nothing on the hub\n")
+    assert built.exit_code == 2 and built.stderr.startswith("specdec: note: looking for nobody/nothing on the hub;")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--adapter", "./no-adapter"], "--adapter: got './no-adapter', which does not exist; expected the folder or"),
+        (["--adapter", "{target}"], "', a folder without adapter_config.json; expected the folder or hub id of a PEFT"),
+        (["--json-schema", "no.json"], "--json-schema: got 'no.json', which is no file; expected a file, or a JSON"),
+        (["--model", "{text}"], "which is not a GGUF file"),
+    ],
+)
+def test_what_was_given_is_checked_before_what_is_installed(
+    run: Any,
+    models: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    words: str,
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    (tmp_path / "text.gguf").write_text("not a model")
+    known = models | {"text": str(tmp_path / "text.gguf")}
+    result = run("generate", "x", *(each.format_map(known) for each in options))
+    assert result.exit_code == 2 and words in result.stderr and "not installed" not in result.stderr
+
+
+def test_a_missing_extra_comes_before_a_note_about_work(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(open_engine, "_LARGE_FILE", 0)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF and more")
+    result = run("generate", "x", "--model", str(tmp_path / "model.gguf"))
+    assert result.exit_code == 2 and "gguf, accelerate are not installed" in result.stderr
+    assert "converting" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ def test_penalties_bias_and_bans_reach_the_engine(
         (["--repetition-penalty", "0"], "error: --repetition-penalty: got 0.0; expected"),
         (["--regex", "a", "--grammar-backend", "outlines"], "--grammar-backend: got 'outlines'; expected one of"),
         (["--regex", "a", "--json-schema", "{}"], "--regex with --json-schema: got both; expected one of them"),
-        (["--json-schema", "nowhere.json"], "--json-schema: got 'nowhere.json'; expected a file"),
+        (["--json-schema", "nowhere.json"], "--json-schema: got 'nowhere.json', which is no file; expected a file"),
     ],
 )
 def test_bad_limits_are_one_line(run: Any, pair: list[str], flags: list[str], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from specdec_fast import loading
 from specdec_fast.cli import main
+from specdec_fast.commands import open_engine
 from specdec_fast.commands.error_wording import in_flags
 
 
@@ -46,6 +48,20 @@ def test_the_report_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     result = CliRunner().invoke(main, ["generate", "--file", str(file), "--model", "a/model", *options])
     report = json.loads(result.stdout)
     assert (report["device_map"], report["revision"], report["adapter"]) == ("auto", "v1", None)
+
+
+@pytest.mark.parametrize(("shown", "said"), [(True, "specdec: note: loading x\n"), (False, "")])
+def test_a_slow_load_says_so_on_a_terminal(
+    shown: bool, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(open_engine, "_PATIENCE", 0.0)
+    monkeypatch.setattr(open_engine.sys.stderr, "isatty", lambda: shown)
+    with open_engine.note_if_slow("loading x"):
+        time.sleep(0.1)
+    monkeypatch.setattr(open_engine, "_PATIENCE", 60.0)
+    with open_engine.note_if_slow("loading y"):
+        pass
+    assert capsys.readouterr().err == said
 
 
 def test_a_device_map_that_is_no_json() -> None:

@@ -168,9 +168,30 @@ def test_an_interrupt_before_any_command_is_one_line(
     from specdec_fast.__main__ import run
 
     monkeypatch.setitem(sys.modules, "specdec_fast.cli", _Interrupted("specdec_fast.cli"))
-    with pytest.raises(SystemExit) as left:
-        run()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as left:
+            run()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert left.value.code == 130 and capsys.readouterr().err == "specdec: interrupted\n"
+
+
+@pytest.mark.parametrize("first", ["raise KeyboardInterrupt", "raise SystemExit(130)"])
+def test_a_second_interrupt_while_the_interpreter_ends_has_the_same_status(first: str) -> None:
+    """Unhandled, it would end the program by the signal."""
+    code = (
+        "import atexit, os, signal, sys, types\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def main():\n"
+        "    atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        f"    {first}\n"
+        "sys.modules['specdec_fast.cli'] = types.SimpleNamespace(main=main)\n"
+        "from specdec_fast.__main__ import run\n"
+        "run()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 130 and "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("importing", [True, False])
@@ -218,4 +239,6 @@ def test_bad_input_of_the_program(program: Any) -> None:
     stdout, stderr = process.communicate(timeout=180)
     assert process.returncode == 2
     assert stdout == b""
-    assert stderr == b"specdec: error: --top-p: got 2.0; expected a number from 1e-30 to 1, which is off\n"
+    assert (
+        stderr == b"specdec: error: --top-p: got 2.0; expected a number above 0 (at least 1e-30), at most 1; 1 is off\n"
+    )

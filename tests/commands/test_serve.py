@@ -62,6 +62,26 @@ def test_a_server_answers_and_ends(serve: Serve, pair: list[str], tmp_path: Path
     assert process.exitcode == 0 and "Traceback" not in (tmp_path / "errors0").read_text()
 
 
+def test_a_second_interrupt_ends_texts_at_once_without_a_traceback(serve: Serve, tmp_path: Path) -> None:
+    process, address, _ = serve("--threads", "1")
+    body = {"prompt": "one", "max_tokens": 2000, "n": 8, "ignore_eos": True, "stream": True}
+    errors, end = tmp_path / "errors0", time.monotonic() + 20
+    assert process.pid is not None
+    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30) as stream:
+        assert stream.status_code == 200, stream.read()
+        lines = stream.iter_lines()  # without a name it would be closed, and the connection with it
+        next(lines)
+        os.kill(process.pid, signal.SIGINT)
+        while "finishing" not in errors.read_text() and time.monotonic() < end:
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(30)
+    assert process.exitcode == 130, errors.read_text()
+    said = errors.read_text().splitlines()[-2:]
+    assert said == ["specdec: finishing 8 texts, at most 30 s; Ctrl-C again ends at once", "specdec: interrupted"]
+    assert "Traceback" not in errors.read_text()
+
+
 def test_the_key_comes_from_the_environment(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_API_KEY", "hunter2")
     _, address, (name, said) = serve("--host", "0.0.0.0", "--served-model-name", "mine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from oracles.automaton import AutomatonTarget, random_logits
@@ -52,6 +53,23 @@ def test_ending_from_outside() -> None:
     assert read["error"] == "why" and read["seed"] == 7 and read["tokens"] == [5] and read["stats"]["steps"] == 1
 
 
+def test_handles_and_engines_are_short_when_printed() -> None:
+    engine = Engine(AutomatonTarget(random_logits(23, 8, seed=2), page_size=4, max_rows=1))
+    assert repr(engine) == "Engine(rule replay, drafter none, cpu; 0 running, 0 queued)"
+    handles = [engine.submit([1], SamplingParams(max_new_tokens=40)) for _ in range(2)]
+    engine.step()
+    assert repr(handles[0]).startswith("Handle(0, running, 1 token, [")
+    assert repr(handles[1]) == "Handle(1, queued, 0 tokens, [])" and repr(engine).endswith("; 1 running, 1 queued)")
+    engine.cancel(handles[1])
+    (ended,) = engine.generate([[2]], SamplingParams(max_new_tokens=40))
+    assert repr(ended).startswith("Handle(2, length, 40 tokens, [") and len(repr(ended)) < 100
+    (refused,) = engine.generate([[99]])
+    assert repr(refused).startswith("Handle(-1, error, 0 tokens, ValueError(")
+    with_text = handle()
+    with_text.checker = SimpleNamespace(text="The capital of France is Paris, and so on")  # type: ignore[assignment]
+    assert repr(with_text) == "Handle(3, queued, 0 tokens, 'The capital ...is, and so on')"
+
+
 def test_a_refused_request_has_no_text() -> None:
     refused = Handle(-1, [], SamplingParams(), 0)
     refused.finish("error", ValueError("no"))
@@ -64,8 +82,36 @@ def test_prompts_and_parameters_in_pairs() -> None:
     assert pair_with_params([[1], [2]], cold) == [([1], cold), ([2], cold)]
     with pytest.raises(ValueError, match="params: got 1 for 2 prompts; expected one, or one per prompt"):
         pair_with_params([[1], [2]], [hot])
-    with pytest.raises(ValueError, match="prompts: got one text, 'abc'; expected a list of prompts"):
+    with pytest.raises(ValueError, match=r"prompts: got one text, 'abc'; expected a list of prompts; pass \[text\]"):
         pair_with_params("abc", hot)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"temperature": 0, "top_k": 4}, r"expected SamplingParams, or one for each prompt; pass SamplingParams\("),
+        ("temperature=0", "params: got 'temperature=0'; expected SamplingParams, or one for each prompt"),
+        (0, "params: got 0; expected SamplingParams, or one for each prompt"),
+    ],
+)
+def test_parameters_that_are_no_list_are_refused_at_once(params: object, words: str) -> None:
+    """As many keys as prompts: each key would be taken for the parameters of a prompt."""
+    engine = Engine(AutomatonTarget(random_logits(23, 8, seed=2), page_size=4, max_rows=3))
+    with pytest.raises(ValueError, match=words):
+        engine.generate([[1], [2]], params)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"params: got .*; expected SamplingParams, or None for the defaults"):
+        engine.submit([1], params)  # type: ignore[arg-type]
+    assert engine.idle
+
+
+def test_a_batch_with_errors_logs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(AutomatonTarget(random_logits(23, 8, seed=2), page_size=4, max_rows=3))
+    params = SamplingParams(max_new_tokens=2)
+    engine.generate([[1], [2]], params)
+    assert not caplog.records
+    engine.generate([[1], [99], [1] * 5000], params)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("2 of 3 prompts ended with an error (Handle.error); prompt 1: prompt: got ")
 
 
 def test_parameters_of_another_kind_are_refused_alone() -> None:

@@ -183,7 +183,7 @@ def test_a_broken_file_is_refused(kept: float, file: Path, tmp_path: Path) -> No
     broken.write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
     for call, what in ((load, "model"), (load_tokenizer, "tokenizer")):
         with pytest.raises(
-            ValueError, match=rf"^{what}: got '.*x.gguf', which is no complete GGUF file \(.*; download"
+            ValueError, match=rf"^{what}: got '.*x.gguf', which is (no complete|not a) GGUF file \(.*; download"
         ):
             call(broken)
 
@@ -191,7 +191,7 @@ def test_a_broken_file_is_refused(kept: float, file: Path, tmp_path: Path) -> No
 def test_another_file_is_refused(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "model.gguf"
     other.write_bytes(b"PK\3\4" + file.read_bytes()[4:])
-    with pytest.raises(ValueError, match=r"no complete GGUF file \(ValueError: GGUF magic invalid\)"):
+    with pytest.raises(ValueError, match=r"model.gguf', which is not a GGUF file \(it begins with b'PK\\x03\\x04'\)"):
         load(other)
     other = tmp_path / "model.safetensors"
     other.write_bytes(b"PK\3\4")
@@ -204,14 +204,14 @@ def test_another_file_is_refused(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("/no/such/x.gguf", r"no such file \(on the hub it is owner/name:file.gguf\)"),
-        ("x.gguf", "no such file"),
+        ("/no/such/x.gguf", "which does not exist; expected a .gguf file of this machine, or owner/name:file"),
+        ("x.gguf", "which does not exist"),
         ("owner/name:Q4_K_M", "write owner/name:FILE.gguf, as its page lists it"),
     ],
 )
 def test_names_of_no_file_are_refused(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: 1 / 0)
-    with pytest.raises(ValueError, match=f"model: got '{name}'; expected .*{words}"):
+    with pytest.raises(ValueError, match=f"model: got '{name}'.*{words}"):
         load(name)
 
 

@@ -174,7 +174,8 @@ def test_a_draft_without_a_tokenizer_is_accepted(folder: Path, tmp_path: Path) -
     ("arguments", "message"),
     [
         ({"drafter": "draft_model"}, "drafter draft_model: got no draft model; expected draft="),
-        ({"drafter": "nothing"}, "drafter: got 'nothing'; expected one of"),
+        ({"drafter": "ngrm"}, "drafter: got 'ngrm'; expected one of auto.*suffix, or none; did you mean 'ngram'"),
+        ({"dtype": "bf16"}, "dtype: got 'bf16'; expected one of .*; did you mean 'bfloat16'"),
         ({"rule": "nothing"}, "rule: got 'nothing'; expected one of"),
         (
             {"drafter": "ngram", "draft": True},

@@ -79,7 +79,7 @@ def test_a_tokenizer_that_was_named_must_be_there(folder: Path) -> None:
     with pytest.raises(ValueError, match=f"tokenizer: got 'no/such-model', {expected}"):
         load(folder, tokenizer="no/such-model", max_length=64)
     with pytest.raises(
-        ValueError, match=r"tokenizer: got '/no/such/folder'; expected .* or a hub id .*: no such folder"
+        ValueError, match=r"tokenizer: got '/no/such/folder', which does not exist; expected .*, or a hub id"
     ):
         load(folder, tokenizer="/no/such/folder", max_length=64)
 

@@ -25,18 +25,25 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     ("change", "status", "param", "words"),
     [
         # wrong types
-        ({"prompt": 5}, 422, "prompt", "valid string"),
-        ({"prompt": [1, "a"]}, 422, "prompt", "valid"),
-        ({"prompt": {"text": "a"}}, 422, "prompt", "valid"),
-        ({"temperature": "hot"}, 422, "temperature", "valid number"),
-        ({"max_tokens": "5"}, 422, "max_tokens", "valid integer"),
-        ({"max_tokens": 5.5}, 422, "max_tokens", "valid integer"),
-        ({"stream": 1}, 422, "stream", "valid boolean"),
-        ({"stop": 5}, 422, "stop", "valid string"),
-        ({"stop": ["a"] * 17}, 422, "stop", "at most 16"),
-        ({"logit_bias": [1]}, 422, "logit_bias", "valid dictionary"),
-        ({"response_format": {"type": "xml"}}, 422, "response_format", "json_schema"),
-        ({"stream_options": True}, 422, "stream_options", "valid"),
+        ({"prompt": 5}, 422, "prompt", "prompt: got 5; expected a string or a list"),
+        ({"prompt": [1, "a"]}, 422, "prompt", 'got [1,"a"]; expected a string or a list of integers or'),
+        ({"prompt": {"text": "a"}}, 422, "prompt", 'got {"text":"a"}; expected a string'),
+        ({"temperature": "hot"}, 422, "temperature", 'temperature: got "hot"; expected a number'),
+        ({"max_tokens": "5"}, 422, "max_tokens", 'got "5"; expected an integer'),
+        ({"max_tokens": 5.5}, 422, "max_tokens", "got 5.5; expected an integer"),
+        ({"stream": 1}, 422, "stream", "got 1; expected true or false"),
+        ({"stop": 5}, 422, "stop", "got 5; expected a string or a list"),
+        ({"stop": ["a"] * 17}, 422, "stop", '"...; expected a string or at most 16 entries'),
+        ({"bad_words": [5]}, 422, "bad_words", "got [5]; expected a list of strings or a list of lists"),
+        ({"logit_bias": [1]}, 422, "logit_bias", "got [1]; expected an object"),
+        ({"logit_bias": {"4": "b"}}, 422, "logit_bias", 'logit_bias.4: got "b"; expected a number'),
+        (
+            {"response_format": {"type": "xml"}},
+            422,
+            "response_format",
+            "response_format.type: got \"xml\"; expected 'text',",
+        ),
+        ({"stream_options": True}, 422, "stream_options", "got true; expected an object"),
         # values out of range
         ({"prompt": [[]]}, 400, "prompt", "at least one"),
         ({"prompt": []}, 400, "prompt", "at least one"),
@@ -78,6 +85,12 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         ({"num_beams": 4}, 400, "num_beams", "use n with"),
         ({"max_new_tokens": 4}, 400, "max_new_tokens", "use max_tokens"),
         ({"use_beam_search": True}, 400, "use_beam_search", "not supported"),
+        ({"guided_json": {}}, 400, "guided_json", "response_format"),  # the schema of every JSON text
+        ({"guided_choice": []}, 400, "guided_choice", "response_format"),
+        ({"do_sample": False}, 400, "do_sample", "temperature"),  # greedy decoding
+        ({"max_new_tokens": 0}, 400, "max_new_tokens", "use max_tokens"),
+        ({"response_format": {"type": "text", "user": "me"}}, 400, "user", "unknown parameter"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"shema": {}}}}, 400, "shema", "'schema'"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -92,6 +105,14 @@ def test_bad_requests(
     assert answer.status_code == status and words in error["message"]
     assert param is None or error["param"] == param
     assert error["type"] == "invalid_request_error" and served.engine.idle
+
+
+@pytest.mark.parametrize("value", [0, 0.0, False, "", [], {}])
+@pytest.mark.parametrize("place", [None, "stream_options"])
+def test_a_misspelled_field_is_refused_whatever_its_value(served: Running, value: Any, place: str | None) -> None:
+    change = {"temprature": value} if place is None else {"stream": True, place: {"include_usages": value}}
+    answer = served.post("completions", {"prompt": "one", "max_tokens": 1, **change})
+    assert answer.status_code == 400 and error_of(answer)["code"] == "unknown_parameter"
 
 
 @pytest.mark.parametrize(
@@ -118,6 +139,8 @@ def test_bodies_that_are_no_objects(served: Running, content: bytes, kind: str, 
         {"user": "me", "store": True, "metadata": {"a": "b"}},
         {"best_of": None, "suffix": "", "guided_json": None, "use_beam_search": False, "functions": []},
         {"temperature": None, "n": None, "stream": None, "seed": None, "stop": None},
+        {"best_of": 1, "num_beams": 1, "early_stopping": False, "length_penalty": 1.0, "typical_p": 1.0},
+        {"min_new_tokens": 0, "logits_processors": [], "stop_strings": [], "structured_outputs": {}},
         {"whatever": None},
     ],
 )
@@ -125,10 +148,20 @@ def test_fields_without_effect_are_accepted(served: Running, extra: dict[str, An
     assert served.post("completions", {"prompt": "one", "max_tokens": 2, **extra}).status_code == 200
 
 
+def test_a_prompt_that_is_missing_or_nested_deeply(served: Running) -> None:
+    for content, words in (
+        (b"{}", "prompt: got nothing;"),
+        (b'{"prompt":' + b"[" * 900 + b"]" * 900 + b"}", "prompt: "),
+    ):
+        answer = served.request("POST", "/v1/completions", content=content, headers=JSON)
+        assert answer.status_code == 422 and error_of(answer)["message"].startswith(words)
+
+
 def test_unknown_places(served: Running) -> None:
     for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/completions", 405), ("GET", "/docs", 404)):
         answer = served.request(method, path)
-        assert answer.status_code == status and path in error_of(answer)["message"]
+        message = error_of(answer)["message"]
+        assert answer.status_code == status and path in message and "expected one of POST /v1/completions, " in message
     answer = served.request("GET", "/v1/models/gpt")
     assert answer.status_code == 404 and error_of(answer)["code"] == "model_not_found"
 

@@ -77,7 +77,7 @@ def engine_ineligible_reasons(
     if mode == "sync":
         reasons.append("step_mode is sync")
     elif device.type != "cuda" and mode != "graph":
-        reasons.append(f"device is {device.type}: capture needs CUDA")
+        reasons.append(f"CUDA graphs need a GPU, and the device is {device.type}")
     if isinstance(proposals, str):
         reasons.append(proposals)
     if not getattr(rule, "replays", False):
