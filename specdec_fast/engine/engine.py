@@ -34,6 +34,7 @@ from specdec_fast.engine.prompts import Prompt, encode_prompt
 from specdec_fast.engine.request import Handle, create_handle, resolve_params
 from specdec_fast.engine.scheduler import Scheduler
 from specdec_fast.engine.stats import Clock
+from specdec_fast.engine.stop_conditions import check_eos_ids
 from specdec_fast.engine.streaming import TextMethods
 from specdec_fast.engine.synchronized import synchronized
 from specdec_fast.engine.warmup import warm
@@ -104,10 +105,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
     ) -> None:
         self.drafter, self.tokenizer = drafter, tokenizer
         self.default_params = default_params or SamplingParams()
-        self.eos_token_ids = (eos_token_ids,) if isinstance(eos_token_ids, int) else tuple(eos_token_ids)
-        if any(isinstance(each, str) or not 0 <= each < target.vocab_size for each in self.eos_token_ids):
-            expected = f"ids of the target's vocabulary, 0..{target.vocab_size - 1}"
-            raise ValueError(f"eos_token_ids: got {self.eos_token_ids}; expected {expected}")
+        self.eos_token_ids = check_eos_ids(eos_token_ids, target.vocab_size)
         self.needs = Needs() if drafter is None else drafter.needs
         self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
         self.why_drafter: str | None = None
@@ -130,8 +128,6 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         self._updated_handles: list[Handle] = []  # requests that pending steps gave tokens since the last `step`
         self._next_id = 0
         self.lock = threading.RLock()
-
-    # -- requests ---------------------------------------------------------------------------------------------------
 
     @synchronized
     def submit(
@@ -370,8 +366,6 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         if self._graph_runner.active:
             self._drain_pending()
 
-    # -- step mode --------------------------------------------------------------------------------------------------
-
     def why_not_graph(self) -> list[str]:
         """Returns why steps do not run as CUDA graphs, one sentence per reason; empty if they do."""
         if self._graph_ineligible_reasons or self._failures.reason is None:
@@ -384,9 +378,8 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         return "sync" if self.why_not_graph() else "graph"
 
     def __repr__(self) -> str:
-        drafter = getattr(self.drafter, "name", "none")
-        work = f"{self.num_running} running, {self.num_queued} queued"
-        return f"Engine(rule {self.rule.name}, drafter {drafter}, {explain_passes(self.target)}; {work})"
+        parts = f"rule {self.rule.name}, drafter {getattr(self.drafter, 'name', 'none')}, {explain_passes(self.target)}"
+        return f"Engine({parts}; {self.num_running} running, {self.num_queued} queued)"
 
     def explain_drafter(self) -> str:
         """Returns the name of the drafter, or none, and why it proposes if it was not named."""

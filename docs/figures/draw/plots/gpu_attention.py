@@ -42,7 +42,9 @@ def draw() -> Figure:
     shape = "32 heads of width 128, 8 key and value heads, bfloat16; medians of 20 rounds in turns."
     lines = wrap(f"{shape} Measured on {versions}. benchmarks/results/{RESULT}", 72)
     figure, axes = page(height(groups, scale) + 96 + 13 * len(lines))
-    heading(axes, 18, "Tree attention on a GPU", "GB/s of what attention must read, and time; dashed: measured read rate")
+    heading(
+        axes, 18, "Tree attention on a GPU", "GB/s of what attention must read, and time; dashed: measured read rate"
+    )
     legend(axes, 56, tuple(zip(BARS, SIDES.values())))
     bottom = draw_bars(axes, 72, groups, scale)
     write(axes, 12, bottom + 12, "\n".join(lines), fontsize=SMALL, color=MUTED, va="top")
