@@ -67,7 +67,8 @@ def test_errors_break_between_words_in_terminals_alone(run: Any, monkeypatch: py
     assert max(map(len, narrow.splitlines())) <= NARROW and narrow.split() == whole.split()
 
 
-def test_wrapping() -> None:
+def test_wrapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     text = "one two three four five: run `pip install -e '.[gguf]'` in /a/path/that-is-longer-than/the/whole/line"
     assert wrap_words(text, io.StringIO()) == wrap_words(text, None) == text, "a pipe, or nothing at all"
     assert wrap_words(text, Terminal()) == text, "no number of columns is known"
