@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from inspect import signature
 from typing import Any
 
 import pytest
-from mutants.test_suite_mutants import module_of
+from mutants.test_suite_mutants import cases, check_detected
 
 import specdec_fast.cache.prefix as prefix_module
 from specdec_fast.cache import PageAllocator, PagedCache
@@ -89,16 +87,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("plant", "file", "test", "arguments"), MUTANTS, ids=lambda value: getattr(value, "__name__", "")
-)
+@cases(MUTANTS)
 def test_the_test_fails(
     plant: Callable[[Patch], None], file: str, test: str, arguments: tuple[Any, ...], monkeypatch: Patch
 ) -> None:
-    run = getattr(module_of(file), test)
-    if "monkeypatch" in signature(run).parameters:
-        run = partial(run, monkeypatch=monkeypatch)
-    run(*arguments)
-    plant(monkeypatch)
-    with pytest.raises(AssertionError):
-        run(*arguments)
+    check_detected(plant, file, test, arguments, monkeypatch)

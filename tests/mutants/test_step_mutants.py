@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
-from mutants.test_suite_mutants import module_of
+from mutants.test_suite_mutants import cases, check_detected
 
 from specdec_fast.adaptive.rest import FIRST, LONGEST, Rest
 from specdec_fast.drafters.auto import AutoDrafter
@@ -171,14 +171,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("plant", "file", "test", "arguments"), MUTANTS, ids=lambda value: getattr(value, "__name__", "")
-)
+@cases(MUTANTS)
 def test_the_test_fails(
     plant: Callable[[Patch], None], file: str, test: str, arguments: tuple[Any, ...], monkeypatch: Patch
 ) -> None:
-    run = getattr(module_of(file), test)
-    run(*arguments)
-    plant(monkeypatch)
-    with pytest.raises(AssertionError):
-        run(*arguments)
+    check_detected(plant, file, test, arguments, monkeypatch)

@@ -47,6 +47,30 @@ def module_of(file: str) -> Any:
     return module
 
 
+def cases(mutants: Sequence[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    """Returns the parameters of a test that takes plant, file, test and arguments, as `check_detected` does."""
+    names = ("plant", "file", "test", "arguments")
+    return pytest.mark.parametrize(names, mutants, ids=lambda value: getattr(value, "__name__", ""))
+
+
+def check_detected(
+    plant: Callable[[Patch], None],
+    file: str,
+    test: str,
+    arguments: tuple[Any, ...],
+    patch: Patch,
+    errors: tuple[type[Exception], ...] = (AssertionError,),
+) -> None:
+    """Runs a test of the suite without a mistake, where it must pass, and with it, where it must fail."""
+    run = getattr(module_of(file), test)
+    if "monkeypatch" in signature(run).parameters:
+        run = partial(run, monkeypatch=patch)
+    run(*arguments)
+    plant(patch)
+    with pytest.raises(errors):
+        run(*arguments)
+
+
 def arg_max_with_softmax_q(patch: Patch) -> None:
     """The draft token is the arg-max of q, but is marked as sampled from q."""
     patch.setattr(draft_model_module, "draft_sample", lambda logits, *rest, **more: logits.argmax(1))
@@ -359,12 +383,7 @@ def test_the_test_fails(
         condition = mark.args[0] if mark.name == "skipif" else False
         if eval(condition, run.__globals__) if isinstance(condition, str) else condition:
             pytest.skip(mark.kwargs["reason"])
-    if "monkeypatch" in signature(run).parameters:
-        run = partial(run, monkeypatch=monkeypatch)
-    run(*arguments)
-    plant(monkeypatch)
-    with pytest.raises((AssertionError, ArithmeticError)):
-        run(*arguments)
+    check_detected(plant, file, test, arguments, monkeypatch, (AssertionError, ArithmeticError))
 
 
 def test_names_are_those_of_the_lab() -> None:

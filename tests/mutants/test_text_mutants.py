@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from mutants.test_suite_mutants import module_of
+from mutants.test_suite_mutants import cases, check_detected
 
 import specdec_fast.engine.engine as engine_module
 import specdec_fast.engine.prompts as prompts_module
@@ -206,14 +206,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("plant", "file", "test", "arguments"), MUTANTS, ids=lambda value: getattr(value, "__name__", "")
-)
+@cases(MUTANTS)
 def test_the_test_fails(
     plant: Callable[[Patch], None], file: str, test: str, arguments: tuple[Any, ...], monkeypatch: Patch
 ) -> None:
-    run = getattr(module_of(file), test)
-    run(*arguments)
-    plant(monkeypatch)
-    with pytest.raises((AssertionError, OutsideTargetError)):
-        run(*arguments)
+    check_detected(plant, file, test, arguments, monkeypatch, (AssertionError, OutsideTargetError))
