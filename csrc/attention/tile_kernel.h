@@ -1,9 +1,9 @@
 // One tile of tree attention: scores [queries, kKeyBlock] of a block of keys, online softmax, weighted sum of values
 // [queries, D]. Each instruction set's file includes it once, after simd.h.
 //
-// Batch invariant: for rows with few nodes (Tile::wide is false) the order of every sum depends only on the number of keys
-// before a key that the node sees, and the width. A node has the same bits whatever nodes, heads or rows share the call,
-// and the same as at the end of a chain of its ancestors.
+// Batch invariant: the order of every sum depends only on the number of keys before a key that the node sees, and the width.
+// A node has the same bits whatever nodes, heads or rows share the call, and the same as at the end of a chain of its
+// ancestors. Only trees of more than 64 nodes (Tile::wide) have branches whose keys are added in the order of slots.
 
 #if SPECDEC_LANES == 16
 constexpr int kRowTile = 6, kColumnTile = 4;  // 24 of 32 registers
@@ -13,13 +13,13 @@ constexpr int kRowTile = 4, kColumnTile = 2;  // 8 of 16 registers and room for 
 constexpr int64_t kAhead = 4;  // slots to prefetch: they are too far apart for the hardware prefetcher
 constexpr float kNegativeInfinity = -__builtin_inff();
 
-// c[i][j] (+)= sum over k of a[i][k] * b[k][offset + j] for ROWS x COLUMNS vectors. Unless null, the same elements of `ahead`
+// c[i][j] += sum over k of a[i][k] * b[k][offset + j] for ROWS x COLUMNS vectors. Unless null, the same elements of `ahead`
 // are prefetched for their next reader.
 template <int ROWS, int COLUMNS>
-void multiply_tile(const float* a, int64_t lda, const float* const* b, const float* const* ahead, int64_t offset, int64_t count, float* c, int64_t ldc, bool add) {
+void multiply_tile(const float* a, int64_t lda, const float* const* b, const float* const* ahead, int64_t offset, int64_t count, float* c, int64_t ldc) {
   Floats sum[ROWS][COLUMNS];
   for (int i = 0; i < ROWS; ++i)
-    for (int j = 0; j < COLUMNS; ++j) sum[i][j] = add ? load(c + i * ldc + j * kLanes) : Floats{};
+    for (int j = 0; j < COLUMNS; ++j) sum[i][j] = load(c + i * ldc + j * kLanes);
   for (int64_t k = 0; k < count; ++k) {
     const float* row = b[k] + offset;
     Floats right[COLUMNS];
@@ -36,7 +36,7 @@ void multiply_tile(const float* a, int64_t lda, const float* const* b, const flo
     for (int j = 0; j < COLUMNS; ++j) store(c + i * ldc + j * kLanes, sum[i][j]);
 }
 
-using MultiplyTile = void (*)(const float*, int64_t, const float* const*, const float* const*, int64_t, int64_t, float*, int64_t, bool);
+using MultiplyTile = void (*)(const float*, int64_t, const float* const*, const float* const*, int64_t, int64_t, float*, int64_t);
 
 template <int ROWS>
 inline MultiplyTile multiply_tile_of(int64_t columns) {
@@ -59,14 +59,14 @@ inline MultiplyTile multiply_tile_of(int64_t rows, int64_t columns) {
   return rows == 2 ? multiply_tile_of<2>(columns) : multiply_tile_of<1>(columns);
 }
 
-// c += or = a * b with b given by pointers to its rows. Unless null, `ahead` is prefetched.
+// c += a * b with b given by pointers to its rows. Unless null, `ahead` is prefetched.
 inline void multiply(const float* a, int64_t rows, int64_t lda, const float* const* b, const float* const* ahead, int64_t vectors, int64_t count, float* c,
-                     int64_t ldc, bool add) {
+                     int64_t ldc) {
   for (int64_t j = 0; j < vectors; j += kColumnTile) {
     const int64_t columns = vectors - j < kColumnTile ? vectors - j : kColumnTile;
     for (int64_t i = 0; i < rows; i += kRowTile) {
       const int64_t part = rows - i < kRowTile ? rows - i : kRowTile;
-      multiply_tile_of(part, columns)(a + i * lda, lda, b, i == 0 ? ahead : nullptr, j * kLanes, count, c + i * ldc + j * kLanes, ldc, add);
+      multiply_tile_of(part, columns)(a + i * lda, lda, b, i == 0 ? ahead : nullptr, j * kLanes, count, c + i * ldc + j * kLanes, ldc);
     }
   }
 }
@@ -107,6 +107,44 @@ inline void dot_scores(const float* query, int64_t rows, int64_t width, const fl
   for (; i + 4 <= rows && kLanes >= 8; i += 4) dot_tile<4>(query + i * width, width, keys, fetched(), count, scores + i * kKeyBlock);
   for (; i + 2 <= rows; i += 2) dot_tile<2>(query + i * width, width, keys, fetched(), count, scores + i * kKeyBlock);
   for (; i < rows; ++i) dot_tile<1>(query + i * width, width, keys, fetched(), count, scores + i * kKeyBlock);
+}
+
+// Sums over lanes [lane, lane + COUNT) of the width for ROWS queries and kLanes keys; vectors run along the keys.
+template <int ROWS, int COUNT>
+inline void lane_sums(const float* query, int64_t width, const float* flipped, int64_t lane, Floats* out) {
+  if constexpr (COUNT == 4) {
+    Floats sum[4][ROWS] = {};
+    for (int64_t d = lane; d < width; d += kLanes) {
+      for (int l = 0; l < 4; ++l) {
+        const Floats right = load(flipped + (d + l) * kKeyBlock);
+        for (int i = 0; i < ROWS; ++i) sum[l][i] = fma(all(query[i * width + d + l]), right, sum[l][i]);
+      }
+    }
+    for (int i = 0; i < ROWS; ++i) out[i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
+  } else {
+    Floats other[ROWS];
+    lane_sums<ROWS, COUNT / 2>(query, width, flipped, lane, out);
+    lane_sums<ROWS, COUNT / 2>(query, width, flipped, lane + COUNT / 2, other);
+    for (int i = 0; i < ROWS; ++i) out[i] = out[i] + other[i];
+  }
+}
+
+// The scores of dot_scores, with the same bits, from transposed keys [width, kKeyBlock]: faster for many queries.
+inline void flipped_scores(const float* query, int64_t rows, int64_t width, const float* flipped, float* scores) {
+  constexpr int kRows = kLanes == 16 ? 4 : 2;  // 4 sums each and the sums above them fit into the registers
+  for (int64_t k = 0; k < kKeyBlock; k += kLanes) {
+    int64_t i = 0;
+    for (; i + kRows <= rows; i += kRows) {
+      Floats result[kRows];
+      lane_sums<kRows, kLanes>(query + i * width, width, flipped + k, 0, result);
+      for (int r = 0; r < kRows; ++r) store(scores + (i + r) * kKeyBlock + k, result[r]);
+    }
+    for (; i < rows; ++i) {
+      Floats result[1];
+      lane_sums<1, kLanes>(query + i * width, width, flipped + k, 0, result);
+      store(scores + i * kKeyBlock + k, result[0]);
+    }
+  }
 }
 
 // Copies `width` elements as floats and fills up to `total_width` with zeros.
@@ -222,7 +260,7 @@ inline void attend_tail(const AttentionArguments& a, const Tile& tile, int64_t b
   }
   for (int64_t at = 0; any != 0 && at < tail.count; at += kKeyBlock) {
     const int64_t part = tail.count - at < kKeyBlock ? tail.count - at : kKeyBlock;
-    multiply(tail.weights + at / kKeyBlock * piece, tile.count * group, kKeyBlock, tail.values + at, nullptr, width / kLanes, part, state.acc, width, true);
+    multiply(tail.weights + at / kKeyBlock * piece, tile.count * group, kKeyBlock, tail.values + at, nullptr, width / kLanes, part, state.acc, width);
   }
 }
 
@@ -248,10 +286,7 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, const Tile* fol
   const T* keys = static_cast<const T*>(a.keys) + tile.kv_head * a.key_head;
   const T* values = static_cast<const T*>(a.values) + tile.kv_head * a.value_head;
   const int32_t* table = a.page_table + tile.row * a.pages_per_row;
-  const float *key_rows[kKeyBlock], *value_rows[kKeyBlock], *next_rows[kKeyBlock], *flipped_rows[kWidestHead];
-  if (tile.wide) {
-    for (int64_t d = 0; d < width; ++d) flipped_rows[d] = flipped + d * kKeyBlock;
-  }
+  const float *key_rows[kKeyBlock], *value_rows[kKeyBlock], *next_rows[kKeyBlock];
   const float softcap = static_cast<float>(a.softcap);
   const bool in_place = rows <= 32;
   const bool ahead = in_place && std::is_same_v<T, float> && width == a.head_dim;  // row addresses are known before the reads
@@ -298,7 +333,7 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, const Tile* fol
           for (int i = 0; i < kLanes; ++i) store(flipped + (d + i) * kKeyBlock + k, square[i]);
         }
       }
-      multiply(query, rows, width, flipped_rows, nullptr, kKeyBlock / kLanes, a.head_dim, scores, kKeyBlock, false);
+      flipped_scores(query, rows, width, flipped, scores);
     } else {
       dot_scores(query, rows, width, key_rows, ahead ? value_rows : nullptr, count, scores);
     }
@@ -320,7 +355,7 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, const Tile* fol
         for (int64_t d = 0; d < width; d += 16) __builtin_prefetch(rows_of[t] + d, 0, 2);
     }
     if (!ahead) gather_rows(values, a.value_page, a.value_slot, a, table, block, count, width, in_place, value_memory, value_rows);
-    multiply(scores, rows, kKeyBlock, value_rows, more ? next_rows : nullptr, width / kLanes, count, state.acc, width, true);
+    multiply(scores, rows, kKeyBlock, value_rows, more ? next_rows : nullptr, width / kLanes, count, state.acc, width);
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kFewNodes = 64;       // rows with more nodes transpose their keys
 constexpr int64_t kTileQueries = 96;    // approximate queries per tile
 constexpr int64_t kWideQueries = 192;   // the same for rows with many nodes
-constexpr int64_t kChunk = 512;         // keys per partial result of a row with few nodes, a multiple of kKeyBlock
+constexpr int64_t kChunk = 512;         // keys per partial result, a multiple of kKeyBlock
 constexpr double kGrain = 3e5;          // multiply-adds per piece of work that justify another thread (tens of microseconds)
 
 // Scratch memory of a thread, 64-byte aligned, kept between calls.
@@ -96,7 +96,7 @@ void plan(const AttentionArguments& a, std::vector<Job>& jobs, double& work) {
       Tile tile = {b, 0, first, std::min(nodes_per_tile, count - first), 0, a.lengths[b] + count, wide};
       if (a.ancestors == nullptr) tile.key_end = a.lengths[b] + first + tile.count;
       tile.key_begin = first_key(a, tile);
-      const int64_t chunks = wide ? 1 : (tile.key_end + kChunk - 1) / kChunk - tile.key_begin / kChunk;
+      const int64_t chunks = (tile.key_end + kChunk - 1) / kChunk - tile.key_begin / kChunk;
       work += static_cast<double>(tile.count * a.heads) * static_cast<double>((tile.key_end - tile.key_begin) * a.head_dim * 2);
       for (tile.kv_head = 0; tile.kv_head < a.kv_heads; ++tile.kv_head) jobs.push_back({tile, chunks});
     }
@@ -105,11 +105,9 @@ void plan(const AttentionArguments& a, std::vector<Job>& jobs, double& work) {
 
 Tile chunk_of(const Job& job, int64_t chunk) {
   Tile tile = job.tile;
-  if (!tile.wide) {
-    const int64_t begin = (tile.key_begin / kChunk + chunk) * kChunk;
-    tile.key_end = std::min(tile.key_end, begin + kChunk);
-    tile.key_begin = std::max(tile.key_begin, begin);
-  }
+  const int64_t begin = (tile.key_begin / kChunk + chunk) * kChunk;
+  tile.key_end = std::min(tile.key_end, begin + kChunk);
+  tile.key_begin = std::max(tile.key_begin, begin);
   return tile;
 }
 

@@ -149,11 +149,13 @@ class Draft:
             device: Device of the draft.
 
         Returns:
-            A draft of B trees.
+            A draft of B trees. If all of them are chains without score-only nodes, it is that of `chains`.
 
         Raises:
             ValueError: If a parent does not precede its child, or if a tree has other numbers of tokens and parents.
         """
+        if score_only is None and all(_is_chain(*tree) for tree in trees):
+            return Draft.chains(rows, [row_tokens for row_tokens, _ in trees], device=device)
         offsets, depth_bound = [0], 0
         tokens: list[int] = []
         parents: list[int] = []
@@ -334,3 +336,8 @@ class Draft:
             ValueError: If a part has a wrong shape, dtype or value.
         """
         draft_validation.check_draft(self, vocab_size, roots, wait)
+
+
+def _is_chain(tokens: Sequence[int], parents: Sequence[int]) -> bool:
+    """Whether every node follows the one before it."""
+    return len(tokens) == len(parents) and all(parent == node - 1 for node, parent in enumerate(parents))

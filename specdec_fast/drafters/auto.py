@@ -51,8 +51,8 @@ class AutoDrafter:
 
     Args:
         of: The drafters. Their tokens are deterministic, their trees list likelier nodes first, and they have
-            `confidence` and `level_rates` (see `SuffixDrafter`). By name, `from_parts` accepts "a,b"; its default is
-            suffix and recycling.
+            `confidence`, `level_rates` and `grow_trees` (see `SuffixDrafter`). By name, `from_parts` accepts "a,b"; its
+            default is suffix and recycling.
         num_draft_tokens: Most nodes of a row.
 
     Attributes:
@@ -135,11 +135,8 @@ class AutoDrafter:
         source, started = self.sources[at], perf_counter()
         if at in self._resting:
             return [_Proposal(([view.tokens(row)[-1]], [-1]), [0], (at, 0)) for row in rows]
-        draft = source.propose(view, rows, Budget(list(limits)), rng)
-        tokens, parents, offsets = draft.tokens.tolist(), draft.parents.tolist(), draft.offsets.tolist()
         found = []
-        for row, (start, stop) in enumerate(zip(offsets, offsets[1:])):
-            tree = tokens[start:stop], parents[start:stop]
+        for row, tree in enumerate(source.grow_trees(view, rows, limits, rng)):
             depths = [0]
             for parent in tree[1][1:]:
                 depths.append(depths[parent] + 1)

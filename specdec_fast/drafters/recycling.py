@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_fast.core.device_transfer import host_to_device
+from specdec_fast.core.device_transfer import current_stream_id, host_to_device
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.proposal_kind import DETERMINISTIC_PICKS, check_pick
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
@@ -139,11 +140,17 @@ class RecyclingDrafter:
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         """Grows trees from the tables of successors."""
+        return Draft.trees(rows, self.grow_trees(view, rows, budget.nodes, rng), device=view.device)
+
+    def grow_trees(
+        self, view: StateView, rows: Sequence[int], limits: Sequence[int], rng: Rng
+    ) -> list[tuple[list[int], list[int]]]:
+        """Returns the tokens and parents of the trees that `propose` packs, the root first, and sets `confidence`."""
         sampling = view.sampling(rows)
         dists = zip(*(each.tolist() for each in (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)))
         trees, self.confidence = [], []
         for row, limit, (temperature, *kept), noise in zip(
-            rows, budget.nodes, dists, rng.replay_noise_keys(sampling, self.pick)
+            rows, limits, dists, rng.replay_noise_keys(sampling, self.pick)
         ):
             root = view.tokens(row)[-1]
             how = (1 / temperature, *kept) if temperature else (_GREEDY_INV_T, 0, 1.0, 0.0)
@@ -152,7 +159,7 @@ class RecyclingDrafter:
             )
             self.confidence.append(min(int(2 * expected), len(self.level_rates) - 1))
             trees.append(([root, *tokens], [-1, *parents]))
-        return Draft.trees(rows, trees, device=view.device)
+        return trees
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         """Learns the likeliest successors of all scored tokens, rejected ones included."""
@@ -182,19 +189,26 @@ def _top_tokens(logits: Tensor, width: int) -> tuple[Any, Any]:
     """The likeliest tokens of every row in order, int64 [M, width], -1 padded, and their log-probabilities, float32."""
     nodes, vocab = logits.shape
     width = min(width, vocab)
-    device = logits.device
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    tokens, values, _ = tree_expand(
-        logits,
-        torch.ones(nodes, dtype=wide, device=device),
-        torch.full((nodes,), float("-inf"), dtype=wide, device=device),
-        torch.full((nodes,), vocab - 1, dtype=torch.int32, device=device),
-        host_to_device([0, nodes], torch.int32, device),
-        torch.zeros(nodes, dtype=wide, device=device),
-        width=width,
-        keep=1,
-    )
+    plain = _plain_distributions(nodes, vocab, wide, logits.device, current_stream_id(logits.device))
+    tokens, values, _ = tree_expand(logits, *plain, width=width, keep=1)
     return tokens.numpy(force=True), values.float().numpy(force=True)
+
+
+@lru_cache(maxsize=64)
+def _plain_distributions(
+    nodes: int, vocab: int, dtype: torch.dtype, device: torch.device, stream: int
+) -> tuple[Tensor, ...]:
+    """Arguments of `tree_expand` for distributions at temperature 1 without filters. They are only read."""
+    # other streams would not wait for the copies that fill them, so each stream has its own
+    with torch.inference_mode(False):
+        return (
+            torch.ones(nodes, dtype=dtype, device=device),
+            torch.full((nodes,), float("-inf"), dtype=dtype, device=device),
+            torch.full((nodes,), vocab - 1, dtype=torch.int32, device=device),
+            host_to_device([0, nodes], torch.int32, device),
+            torch.zeros(nodes, dtype=dtype, device=device),
+        )
 
 
 DRAFTER = RecyclingDrafter

@@ -156,14 +156,20 @@ class SuffixDrafter:
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         """Grows trees from the row's automaton or the shared texts, whichever promises more accepted tokens."""
+        return Draft.trees(rows, self.grow_trees(view, rows, budget.nodes, rng), device=view.device)
+
+    def grow_trees(
+        self, view: StateView, rows: Sequence[int], limits: Sequence[int], rng: Rng
+    ) -> list[tuple[list[int], list[int]]]:
+        """Returns the tokens and parents of the trees that `propose` packs, the root first, and sets `confidence`."""
         trees, self.confidence = [], []
-        for row, limit, noise in zip(rows, budget.nodes, rng.replay_noise_keys(view.sampling(rows), self.pick)):
-            own = self._rows[row]
-            own.extend(view.tokens(row))
+        for row, limit, noise in zip(rows, limits, rng.replay_noise_keys(view.sampling(rows), self.pick)):
+            own, text = self._rows[row], view.tokens(row)
+            own.extend(text)
             tokens, parents, match = self._tree(own, limit, noise) if limit > 0 else ([], [], 0)
             self.confidence.append(min(match.bit_length(), len(self.level_rates) - 1))
-            trees.append(([view.tokens(row)[-1], *tokens], [-1, *parents]))
-        return Draft.trees(rows, trees, device=view.device)
+            trees.append(([text[-1], *tokens], [-1, *parents]))
+        return trees
 
     def _tree(self, row: _Row, limit: int, noise: tuple[int, int] | None) -> tuple[list[int], list[int], int]:
         """Tokens and parents below the root from the source that promises more accepted tokens, and its match."""

@@ -69,6 +69,17 @@ def test_trees_are_packed_and_planned() -> None:
     draft.check(vocab_size=10)
 
 
+def test_trees_without_branches_are_chains() -> None:
+    """Steps then use the remembered layout of the chains; score-only nodes and branches keep a tree."""
+    chains = [([7, 8, 9], [-1, 0, 1]), ([5], [-1])]
+    draft = Draft.trees([2, 0], chains)
+    assert draft.is_chain and draft.parents is Draft.chains([2, 0], [[7, 8, 9], [5]]).parents
+    assert draft.tokens.tolist() == [7, 8, 9, 5] and draft.counts == (3, 1) and draft.max_depth == 2
+    draft.check(10, {2: 7, 0: 5})
+    assert not Draft.trees([2, 0], chains, score_only=[False, False, True, False]).is_chain
+    assert not Draft.trees([2, 0], [([7, 8, 9], [-1, 0, 0]), ([5], [-1])]).is_chain
+
+
 @pytest.mark.parametrize(
     ("tree", "message"),
     [

@@ -27,13 +27,13 @@ class Guesses:
     def begin(self, *args: Any) -> None:
         pass
 
-    def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Draft:
-        self.limits, self.confidence = list(budget.nodes), [self.level] * len(rows)
+    def grow_trees(self, view: Any, rows: Any, limits: Any, rng: Any) -> list[Any]:
+        self.limits, self.confidence = list(limits), [self.level] * len(rows)
         trees = []
-        for row, limit in zip(rows, budget.nodes, strict=True):
+        for row, limit in zip(rows, limits, strict=True):
             tokens = list(self.guess(list(view.tokens(row))))[:limit]
             trees.append(([view.tokens(row)[-1], *tokens], [-1, *range(len(tokens))]))
-        return Draft.trees(rows, trees)
+        return trees
 
     def observe(self, *args: Any) -> None:
         pass
@@ -120,10 +120,10 @@ def test_levels_of_confidence_are_told_apart() -> None:
     """One source is right where it is confident and wrong elsewhere; only the confident proposals stay."""
 
     class Mixed(Guesses):
-        def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Draft:
+        def grow_trees(self, view: Any, rows: Any, limits: Any, rng: Any) -> list[Any]:
             self.level = len(view.tokens(rows[0])) % 2
             self.guess = oracle if self.level else wrong
-            return super().propose(view, rows, budget, rng)
+            return super().grow_trees(view, rows, limits, rng)
 
     made = auto(Mixed(oracle), pass_times=times(1.0, 1.4, 2.2))
     run(made)
@@ -170,9 +170,9 @@ class Counted(Guesses):
 
     level_rates, calls = (0.01, 0.01), 0
 
-    def propose(self, *args: Any) -> Draft:
+    def grow_trees(self, *args: Any) -> list[Any]:
         self.calls += 1
-        return super().propose(*args)
+        return super().grow_trees(*args)
 
 
 def test_a_source_that_may_rest_pauses_while_it_saves_nothing() -> None:

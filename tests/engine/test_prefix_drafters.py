@@ -14,6 +14,7 @@ from oracles.kv_recompute import recomputed
 
 from specdec_fast import Engine, SamplingParams
 from specdec_fast.drafters import drafter_names, takes_draft
+from specdec_fast.targets.huggingface import HuggingFaceTarget
 
 NEW = 12
 ASKED = [
@@ -60,12 +61,13 @@ def check_named_pages(cache: Any, texts: list[tuple[int, ...]], model: Any) -> N
             assert torch.allclose(cache.values[layer][pages].flatten(0, 1), values, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
-def test_shared_keys_have_the_bits_of_those_that_are_computed(family: str) -> None:
-    """On a CPU in float32, beyond windows too, if no pass has more than 64 tokens of a request."""
-    prompt = models.prompt(75)
-    cold, shared = models.target(family, max_rows=3), models.target(family, max_rows=3)
-    engines = [Engine(cold, prefill_chunk=64, prefix_sharing=False), Engine(shared, prefill_chunk=16)]
+def test_shared_keys_have_the_bits_of_those_that_are_computed(family: str, dtype: torch.dtype) -> None:
+    """On a CPU, beyond windows too, whatever parts of a prompt a pass has."""
+    prompt = models.prompt(150)
+    cold, shared = (HuggingFaceTarget(models.own(family, dtype), max_rows=3, max_length=320) for _ in range(2))
+    engines = [Engine(cold, prefix_sharing=False), Engine(shared, prefill_chunk=16)]
     engines[1].generate([prompt[:41], prompt[:20]], SamplingParams(max_new_tokens=3, temperature=0))
     handles = [engine.submit(prompt, SamplingParams(max_new_tokens=9, temperature=0)) for engine in engines]
     for engine in engines:
@@ -74,4 +76,4 @@ def test_shared_keys_have_the_bits_of_those_that_are_computed(family: str) -> No
     rows = [handle.row for handle in handles]
     for layer in range(cold.num_layers):
         for one, other in zip(cold.cache.read(rows[0], layer), shared.cache.read(rows[1], layer)):
-            assert one.shape[0] == 75 and torch.equal(one, other)
+            assert one.shape[0] == 150 and torch.equal(one, other)

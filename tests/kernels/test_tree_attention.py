@@ -150,7 +150,7 @@ def test_the_error_is_at_most_twice_that_of_torch_on_any_batch(
 
 @NEEDS_C
 def test_a_node_has_the_same_bits_in_any_batch() -> None:
-    """Rows of at most 64 nodes: a chain scored at once equals one node after the other, in any batch."""
+    """A chain scored at once equals one node after the other, in any batch."""
     case = build(Shape([40, 3], [1000, 7], heads=6, kv_heads=2, deep=True))
     together = run("cpu", case, True)
     for i in (0, 1, 17, 39):
@@ -164,6 +164,31 @@ def test_a_node_has_the_same_bits_in_any_batch() -> None:
         torch.tensor([0, 1], dtype=torch.int32), scale=0.125,
     )  # fmt: skip
     assert torch.equal(plain, together[39:40])
+
+
+@NEEDS_C
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize(("width", "dtype"), [(40, torch.float32), (64, torch.bfloat16), (128, torch.float16)])
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_a_prompt_has_the_same_bits_in_slices_of_any_length(
+    name: str, width: int, dtype: torch.dtype, window: int
+) -> None:
+    """Passes of many nodes use another algorithm than passes of few, across the blocks of 64 and 512 keys."""
+    case = build(Shape([580], [30], heads=3, kv_heads=1, width=width, dtype=dtype))
+    ends = [1, 65, 129, 130, 194, 300, 450, 514, 580]
+
+    def attend(begin: int, end: int) -> tuple[Tensor, Tensor]:
+        query, ends = case.query[begin:end], torch.tensor([0, end - begin], dtype=torch.int32)
+        found = torch.empty_like(query), torch.empty(query.shape[:2])
+        where = case.key_cache, case.value_cache, case.page_table, case.lengths + begin, ends
+        numbers = width**-0.5, 3.0, window, None
+        torch.ops.specdec.tree_attention_out(query, *where, None, None, *numbers, *found, INSTRUCTION_SETS[name])
+        return found
+
+    whole = attend(0, 580)
+    parts = [attend(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    assert torch.equal(torch.cat([part[0] for part in parts]), whole[0])
+    assert torch.equal(torch.cat([part[1] for part in parts]), whole[1])
 
 
 @NEEDS_C

@@ -1,4 +1,4 @@
-"""Batch invariance: in float32 on a CPU a node has the same bits alone, in a tree, in a batch and in a prompt."""
+"""Batch invariance: on a CPU a node has the same bits alone, in a tree, in a batch and in slices of a prompt."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ def feed(target: HuggingFaceTarget, row: int, tokens: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("family", "whole"),
     [*((name, False) for name in [*FAMILIES, "demo-target"]), *((name, True) for name in FUSED)],
 )
-def test_logits_do_not_depend_on_the_batch(family: str, whole: bool, threads: int) -> None:
+def test_logits_do_not_depend_on_the_batch(family: str, whole: bool, dtype: torch.dtype, threads: int) -> None:
     model = load_model(family) if family.startswith("demo") else models.own(family)
-    target = HuggingFaceTarget(model, max_rows=4, max_length=128, fused_forward=whole)
+    target = HuggingFaceTarget(model.to(dtype), max_rows=4, max_length=128, fused_forward=whole)
     prompt, more = models.prompt(40), models.prompt(47)[40:]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -94,3 +95,30 @@ def test_a_branch_has_the_bits_of_a_chain(family: str, whole: bool, length: int,
             path.insert(0, parents[path[0]])
         alone = score(([tokens[each] for each in path], list(range(-1, len(path) - 1))))
         assert torch.equal(together[node], alone[-1]), f"node {node} of path {path}"
+
+
+@pytest.mark.parametrize(
+    ("family", "whole", "dtype"),
+    [
+        *((family, False, dtype) for family in FAMILIES for dtype in (torch.float32, torch.bfloat16)),
+        *((family, True, torch.float32) for family in ("llama", "mistral", "gemma2", "gemma3")),
+        *((family, True, torch.bfloat16) for family in ("llama", "mistral", "gemma3")),
+    ],
+)
+def test_slices_of_a_prompt_have_the_bits_of_one_pass(family: str, whole: bool, dtype: torch.dtype) -> None:
+    """Prefix sharing and requests that are prefilled together cut prompts at any place."""
+    target = HuggingFaceTarget(models.own(family).to(dtype), max_rows=1, max_length=256, fused_forward=whole)
+    prompt = models.prompt(200)
+
+    def logits_of(ends: list[int]) -> Tensor:
+        assert target.cache.reserve(0, 200)
+        found = []
+        for begin, end in zip([0, *ends], ends, strict=False):
+            shape, every = chain_layout((0,), (end - begin,), target.device), torch.arange(end - begin)
+            found.append(target.extend(shape.rows, torch.tensor(prompt[begin:end]), shape.offsets, logits=every).logits)
+        target.cache.release([0])
+        return torch.cat(found)
+
+    one = logits_of([200])
+    assert torch.equal(logits_of([1, 65, 130, 194, 200]), one)
+    assert torch.equal(logits_of([*range(40, 201, 40)]), one)
