@@ -37,6 +37,8 @@ SIDES: dict[str, dict[str, Any]] = {
     PLAIN: {"drafter": "none"},
     "auto": {"drafter": "auto"},
     "suffix": {"drafter": "suffix"},
+    "suffix with budget goodput": {"drafter": "suffix", "num_draft_tokens": 16, "budget": "goodput"},
+    **{f"suffix, {count} tokens": {"drafter": "suffix", "num_draft_tokens": count} for count in (2, 4, 8, 16)},
     "ngram": {"drafter": "ngram"},
     "forest of suffix and recycling": {"drafter": "forest", "drafter_options": {"of": "suffix,recycling"}},
     "forest with budget goodput": {
