@@ -24,13 +24,14 @@ from specdec_fast import __version__
 from specdec_fast.commands.chat import chat
 from specdec_fast.commands.demo import demo
 from specdec_fast.commands.drafters import drafters
-from specdec_fast.commands.error_wording import NAMED, explain_value, in_flags
+from specdec_fast.commands.error_wording import NAMED, REMEDIES, explain_value, in_flags
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.help_layout import lay_out_help
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
 from specdec_fast.commands.serve import serve
 from specdec_fast.commands.word_wrap import wrap_words
+from specdec_fast.core.remedies import stated
 
 # Applications of other modules, imported only when they run: name -> (module with `app`, line of help).
 MOUNTED = {
@@ -54,8 +55,8 @@ _OWN_FLAGS = {
 def _explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    message = str(error)
-    return in_flags(message) if message.startswith(NAMED) else message or type(error).__name__
+    message = stated(error, REMEDIES)
+    return in_flags(error) if message.startswith(NAMED) else message or type(error).__name__
 
 
 @contextmanager

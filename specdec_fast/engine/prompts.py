@@ -9,6 +9,8 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from specdec_fast.core.remedies import RefusedError, Remedy
+
 
 class Array(Protocol):
     """A tensor of PyTorch, an array of NumPy, or the like."""
@@ -45,12 +47,13 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int, add_special_t
 
     Raises:
         ValueError: If the prompt is empty or cannot be converted, or if an id is outside of the vocabulary.
+        RefusedError: For text without a tokenizer.
     """
     if add_special_tokens not in (None, True, False):
         raise ValueError(f"add_special_tokens: got {add_special_tokens!r}; expected True, False or None")
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise ValueError("prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=")
+            raise RefusedError("prompt: got text and an engine without a tokenizer", Remedy.TOKENIZER_OR_IDS)
         try:
             tokens = _encode_text(prompt, tokenizer, add_special_tokens)
         except Exception as error:

@@ -14,7 +14,7 @@ from specdec_fast.server.errors import APIError, UnknownModelError
 from specdec_fast.server.generation import Prompt
 from specdec_fast.server.schemas import GenerationRequest, ResponseFormat
 
-_NAMES = {
+NAMES = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos")},
     **{name: name for name in ("skip_special_tokens", "include_stop_str_in_output")},
@@ -61,7 +61,7 @@ def read_params(
     if request.stream_options is not None and not request.stream:
         raise ValueError("stream_options: got options without a stream; expected stream true")
     given: dict[str, Any] = {"max_new_tokens": max_tokens, "logprobs": logprobs}
-    given |= {ours: getattr(request, name) for name, ours in _NAMES.items() if getattr(request, name) is not None}
+    given |= {ours: getattr(request, name) for name, ours in NAMES.items() if getattr(request, name) is not None}
     if given.get("top_k") == _OFF:
         given["top_k"] = 0
     if request.logit_bias is not None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import specdec_fast
 from specdec_fast import extras
 from specdec_fast.commands import open_engine
-from specdec_fast.commands.error_wording import in_flags
+from specdec_fast.commands.error_wording import OF_CODE, REMEDIES, in_flags
 from specdec_fast.commands.prompts import read_prompts
+from specdec_fast.core.remedies import RefusedError, Remedy
 
 # Arguments ({name} is a folder of the `models` fixture) and what the message must contain.
 CASES = [
@@ -252,7 +257,29 @@ def test_a_missing_extra_comes_before_a_note_about_work(
     ],
 )
 def test_messages_name_parameters_by_their_flags(message: str, own: tuple[str, ...], reworded: str) -> None:
-    assert in_flags(message, own) == reworded
+    assert in_flags(ValueError(message), own) == reworded
+
+
+@pytest.mark.parametrize("remedy", Remedy)
+def test_every_remedy_is_one_of_the_program(remedy: Remedy) -> None:
+    words = in_flags(RefusedError("messages: got a fault", remedy))
+    assert words == f"messages: got a fault; {REMEDIES[remedy]}" and not re.search(r"\w=(?!\w)", words)
+
+
+def texts_of(file: Path) -> Iterator[str]:
+    """The literal texts of a module; a line break marks a value inside."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(each.value) if isinstance(each, ast.Constant) else "\n" for each in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_words_that_are_replaced_are_those_of_the_library() -> None:
+    """Else a message that changes there shows the words of Python again."""
+    package = Path(specdec_fast.__file__).parent
+    texts = [text for file in package.rglob("*.py") if "commands" not in file.parts for text in texts_of(file)]
+    assert [words for words in OF_CODE if not any(words in text for text in texts)] == []
 
 
 @pytest.mark.parametrize(
