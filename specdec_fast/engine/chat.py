@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, overload
 
 from specdec_fast.core.remedies import RefusedError, Remedy
-from specdec_fast.engine.prompts import Prompt, encode_prompt
+from specdec_fast.engine.prompts import Prompt, describe_excess, encode_prompt
 from specdec_fast.engine.request import Handle, pair_with_params, rejected_handle, resolve_params, warn_of_errors
 from specdec_fast.interfaces import Target
 from specdec_fast.sampling.params import SamplingParams
@@ -334,6 +334,29 @@ def _apply(tokenizer: Any, messages: list[dict[str, Any]], options: Mapping[str,
             f"{why!r}",
             Remedy.OTHER_MESSAGES,
         ) from error
+
+
+def describe_chat_excess(
+    messages: Sequence[Message], tokenizer: Any, limit: int, template_options: Mapping[str, Any] | None = None
+) -> str | None:
+    """Returns how long a conversation is, in words, if it has far more tokens than a limit; None if it may fit.
+
+    The cost of encoding grows with the limit and not with the conversation.
+
+    Args:
+        messages: The turns, as in `ChatMethods.encode_chat`.
+        tokenizer: A transformers tokenizer.
+        limit: Most tokens.
+        template_options: Variables of the template.
+
+    Raises:
+        ValueError: As `ChatMethods.encode_chat`.
+    """
+    turns = check_messages(messages)
+    if sum(len(turn.get("content", "")) for turn in turns) <= limit:
+        return None  # most conversations, which need not be written twice
+    text: str = _apply(tokenizer, turns, _checked_options(template_options), tokenize=False)
+    return describe_excess(text, tokenizer, limit)
 
 
 def end_of_turn_ids(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specdec_fast.core.remedies import RefusedError, Remedy
-from specdec_fast.engine.prompts import Prompt, Prompts, split_prompts
+from specdec_fast.engine.prompts import Prompt, Prompts, describe_excess, split_prompts
 from specdec_fast.engine.stats import RequestStats
 from specdec_fast.engine.stop_conditions import StopChecker
 from specdec_fast.interfaces import Target
@@ -232,6 +232,18 @@ def create_handle(
         include_stop=params.include_stop_str_in_output,
     )
     return handle
+
+
+def check_text_length(prompt: Prompt, tokenizer: Any, target: Target) -> None:
+    """Checks that a text is not far too long, before all of it is encoded. Other prompts pass.
+
+    Raises:
+        ValueError: If the text cannot fit into the context.
+    """
+    if isinstance(prompt, str) and tokenizer is not None:
+        cache: Any = target.cache
+        if (excess := describe_excess(prompt, tokenizer, cache.max_length)) is not None:
+            raise ValueError(f"prompt: {excess}; expected fewer than {explain_context_limit(target)}")
 
 
 def explain_context_limit(target: Target) -> str:

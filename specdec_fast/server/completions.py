@@ -11,9 +11,10 @@ from uuid import uuid4
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from specdec_fast.engine.prompts import describe_excess
 from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.server.generation import Generation, Piece, Prompt, Service
-from specdec_fast.server.parameters import check_length, check_model, read_params, repeat
+from specdec_fast.server.parameters import check_excess, check_length, check_model, read_params, repeat
 from specdec_fast.server.responses import Decode, GenerationResponse, make_decode, prompt_logprobs_json
 from specdec_fast.server.schemas import CompletionRequest
 
@@ -57,6 +58,8 @@ def _read(request: CompletionRequest, service: Service) -> list[Prompt]:
         params = replace(params, prompt_logprobs=max(request.logprobs, params.prompt_logprobs or 0))
     found = []
     for each in prompts:
+        if isinstance(each, str):
+            check_excess(describe_excess(each, engine.tokenizer, engine.state.max_length), engine)
         tokens = engine.encode(each, add_special_tokens=request.add_special_tokens)
         check_length(tokens, engine, params)
         found.append(repeat(request, tokens, params))

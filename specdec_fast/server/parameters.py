@@ -116,6 +116,17 @@ def check_length(prompt: Sequence[int], engine: Engine, params: SamplingParams) 
         raise APIError(400, words, code="context_length_exceeded")
 
 
+def check_excess(excess: str | None, engine: Engine) -> None:
+    """Refuses a prompt that `describe_excess` found far too long, before all of it is encoded.
+
+    Raises:
+        APIError: With status 400, unless `excess` is None.
+    """
+    if excess is not None:
+        words = f"prompt: {excess}; expected fewer than the context of {engine.state.max_length}; shorten it"
+        raise APIError(400, words, code="context_length_exceeded")
+
+
 def _token_id(name: str) -> int:
     if not (name.isascii() and name.isdecimal() and len(name) <= _MOST_DIGITS):
         raise ValueError(f"logit_bias: got {name!r:.40}; expected token ids as names")
