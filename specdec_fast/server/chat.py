@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -100,7 +101,7 @@ class _Chat:
         }
         if (count := self._request.prompt_logprobs) is not None:
             scores = self._generation.prompt_logprobs(0)
-            made["prompt_logprobs"] = prompt_logprobs_json(scores, count, self._decode)
+            made["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs_json, scores, count, self._decode)
         return made
 
     async def stream(self) -> AsyncIterator[dict[str, Any]]:
