@@ -190,6 +190,32 @@ def test_message_and_exit_code(
         assert fragment in result.stderr
 
 
+@pytest.mark.parametrize("columns", ["40", "100"])
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--nope"], "No such option: --nope; see `specdec --help`"),
+        (["nope"], "No such command 'nope'; see `specdec --help`"),
+        (["generate", "--nope"], "No such option: --nope"),
+        (["generate", "x", "y"], "Got unexpected extra argument(s) (y); see `specdec generate --help`"),
+        (["serve", "--port"], "Option '--port' requires an argument; see `specdec"),
+        (["tune", "nope"], "No such command 'nope'; see `specdec tune --help`"),
+        (["kernels", "list", "--nope"], "No such option: --nope; see `specdec kernels list --help`"),
+        (["datastore", "build"], "Missing argument 'inputs'; see `specdec datastore build --help`"),
+        (["train", "medusa", "--nope"], "No such option: --nope"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else None,
+)
+def test_usage_errors_have_the_form_of_all_others(run: Any, args: list[str], words: str, columns: str) -> None:
+    result = run(*args, env={"COLUMNS": columns})
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"specdec: error: {words}") and result.stderr.count("\n") == 1
+
+
+def test_a_program_without_arguments_shows_its_help(run: Any) -> None:
+    assert "Usage:" in run().output and "error" not in run("tune").stderr
+
+
 def test_a_hub_lookup_is_announced_first(run: Any, models: dict[str, str], tmp_path: Path) -> None:
     result = run("generate", "x", "--model", models["target"], "--draft", "nobody/nothing")
     asked, reworded = result.stderr.splitlines()
