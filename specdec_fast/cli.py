@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -24,13 +24,14 @@ from specdec_fast import __version__
 from specdec_fast.commands.chat import chat
 from specdec_fast.commands.demo import demo
 from specdec_fast.commands.drafters import drafters
-from specdec_fast.commands.error_wording import NAMED, explain_value, in_flags
+from specdec_fast.commands.error_wording import NAMED, REMEDIES, explain_value, in_flags
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.help_layout import lay_out_help
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
 from specdec_fast.commands.serve import serve
 from specdec_fast.commands.word_wrap import wrap_words
+from specdec_fast.core.remedies import stated
 
 # Applications of other modules, imported only when they run: name -> (module with `app`, line of help).
 MOUNTED = {
@@ -54,8 +55,8 @@ _OWN_FLAGS = {
 def _explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    message = str(error)
-    return in_flags(message) if message.startswith(NAMED) else message or type(error).__name__
+    message = stated(error, REMEDIES)
+    return in_flags(error) if message.startswith(NAMED) else message or type(error).__name__
 
 
 @contextmanager
@@ -87,6 +88,21 @@ def _named_output() -> Iterator[None]:
 
 def _complain(error: Exception) -> None:
     print(wrap_words(f"specdec: error: {_explain(error)}", sys.stderr), file=sys.stderr)
+
+
+def _is_usage_error(error: Exception) -> bool:
+    """Whether an error is about the command line: of click, or of the copy that typer brings."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return "UsageError" in kinds and "NoArgsIsHelpError" not in kinds  # which shows the help
+
+
+def _refuse_usage(error: Any) -> NoReturn:
+    """Prints an error about the command line in the form of all others, and ends the program."""
+    if type(error).__name__ == "NoSuchOption":
+        _hint_at_option(error)
+    command = getattr(getattr(error, "ctx", None), "command_path", "specdec")
+    _complain(ValueError(f"{error.format_message().rstrip('.')}; see `{command} --help`"))
+    raise typer.Exit(2) from None
 
 
 def _hint_at_option(error: Any) -> None:
@@ -156,6 +172,15 @@ class Root(TyperGroup):
         lay_out_help(self, ctx)
         super().format_help(ctx, formatter)
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parses the options before the name of a command."""
+        try:
+            return super().make_context(info_name, args, parent=parent, **extra)
+        except Exception as error:
+            if not _is_usage_error(error):
+                raise
+            _refuse_usage(error)
+
     def invoke(self, ctx: Any) -> Any:
         """Runs a command, and ends it quietly on Ctrl-C or a closed pipe."""
         try:
@@ -171,11 +196,11 @@ class Root(TyperGroup):
             print("specdec: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
         except Exception as error:
-            if type(error).__name__ == "NoSuchOption":  # of click, or of the copy that typer brings
-                _hint_at_option(error)
             if (words := explain_value(error)) is not None:
                 _complain(ValueError(words))
                 raise typer.Exit(2) from None
+            if _is_usage_error(error):
+                _refuse_usage(error)
             if not isinstance(error, (ValueError, OSError)):
                 raise
             if ctx.params.get("debug"):

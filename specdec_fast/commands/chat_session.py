@@ -184,7 +184,7 @@ class ChatSession:
         try:
             self._conversation.system = None if text == '""' else text
         except ValueError as error:
-            self._refuse(in_flags(str(error)))
+            self._refuse(in_flags(error))
             return
         self._say("the system message applies from the next answer on")
 
@@ -213,7 +213,7 @@ class ChatSession:
         try:
             handle, dropped = self._conversation.submit(question, replace(self._params, seed=seed))
         except ValueError as error:
-            words = in_flags(str(error))
+            words = in_flags(error)
             self._refuse(words)
             if self._output.as_json:
                 self._print_json({"question": question, "text": "", "finish_reason": "error", "error": words})
@@ -268,7 +268,7 @@ class ChatSession:
                 }
             )
         if handle.error is not None:
-            self._refuse(in_flags(str(handle.error)))
+            self._refuse(in_flags(handle.error))
         elif (words := self._how_it_ended(handle)) is not None:
             self._say(words)
         if self._output.stats:

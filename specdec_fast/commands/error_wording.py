@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from specdec_fast.core.remedies import Remedy, stated
+
 # Fields of `SamplingParams` that have a flag. `_FLAGS` has flags that are not the field's name with dashes.
 _FIELDS = (
     "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "min_new_tokens", "stop", "ignore_eos",
@@ -25,44 +27,47 @@ NAMED = (
     "dtype: ", "budget: ", "messages: ", "chat_template: ", "grammar_backend: ",
 )  # fmt: skip
 """Beginnings of messages about flags, unless a prompt in a file sets the parameter itself."""
-_OF_CODE = {
-    "prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=": (
-        "prompt: got text and a model without a tokenizer; expected token ids; pass lists of them with --file ids.json "
-        "or --file ids.jsonl, or put the tokenizer's files into the folder of --model"
-    ),
-    "stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids": (
-        "--stop: got a model without a tokenizer; expected one with a tokenizer; put its files into the "
-        'folder of --model, or pass ids with --file: {"prompt": [5, 6], "stop_token_ids": [7]}'
-    ),
-    "expected one of an instruct model; pass chat_template=, or give the text to generate": (
-        "expected that of an instruct model; pass --chat-template FILE, or use `specdec generate` without --chat"
-    ),
-    "messages: got an engine without a tokenizer; expected one with a chat template; pass tokenizer=, or submit token "
-    "ids": (
-        "messages: got a model without a tokenizer; expected one with a chat template; put the tokenizer's files into "
-        "the folder of --model"
-    ),
-    "change them, or pass another chat_template": "change them, or pass another --chat-template",
+OF_CODE = {
+    "an engine without a tokenizer": "a model without a tokenizer",
+    "stop strings: got": "--stop: got",
     "expected the text of a Jinja template": "expected a file with a Jinja template",
     "which is the default of load; pass max_length to load": "which is the default; pass --max-length",
     "which is max_length; raise it": "which is --max-length; raise it",
-    "; pass None for the tokenizer's own": "; drop the option for the tokenizer's own",
     "; expected trust_remote_code=True, which runs": "; expected --trust-remote-code, which runs",
     "pass trust_remote_code=True, which runs": "pass --trust-remote-code, which runs",
     "layers on disk also need model_options={'offload_folder': ...}": "keep layers off the disk",
-    "pass tokenizer= with the folder or hub id of the original model, or pass token ids": (
-        "use the original checkpoint, or pass token ids with --file"
-    ),
+    "pass tokenizer= with the folder or hub id of the original model": "use the original checkpoint",
     "; pass the model, and adapter=": "; pass --model, and --adapter ",
     ", or a BudgetPolicy": "",
-    "stop: got ('',);": "stop: got '';",
-    "expected None, or a count": "expected a count",
+    "None, or a count from": "a count from",
     "got no draft model; expected draft=, a model": "got no draft model; expected --draft with a model",
     "pass stop_token_ids, and do not ignore_eos": (
         'pass "stop_token_ids" beside the prompt in a .json or .jsonl --file, and do not --ignore-eos'
     ),
 }
+"""Words of the library -> words of the program. Remedies of requests are in `REMEDIES`."""
 
+REMEDIES = {
+    Remedy.TOKENIZER_OR_IDS: (
+        "expected token ids; pass lists of them with --file ids.json or --file ids.jsonl, or put the tokenizer's files "
+        "into the folder of --model"
+    ),
+    Remedy.TOKENIZER_OR_STOP_IDS: (
+        "expected one with a tokenizer; put its files into the folder of --model, or pass ids with --file: "
+        '{"prompt": [5, 6], "stop_token_ids": [7]}'
+    ),
+    Remedy.TOKENIZER_OR_BAD_WORD_IDS: (
+        "expected one with a tokenizer; put its files into the folder of --model, or pass ids with --file: "
+        '{"prompt": [5, 6], "bad_words": [[7]]}'
+    ),
+    Remedy.TOKENIZER_OR_CHAT_IDS: "put the tokenizer's files into the folder of --model",
+    Remedy.CHAT_TEMPLATE: "pass --chat-template FILE, or use `specdec generate` without --chat",
+    Remedy.OTHER_MESSAGES: "change them, or pass another --chat-template",
+    Remedy.OWN_TEMPLATE: "drop the option for the tokenizer's own",
+    Remedy.TEMPLATE_ARGUMENTS: "drop it",
+    Remedy.MORE_PAGES: "lower --max-new-tokens",
+}
+"""What a user of the command line does about a request that the engine refuses."""
 
 _VALUES = {
     "float_parsing": "a number",
@@ -93,17 +98,19 @@ def explain_value(error: Any) -> str | None:
     return f"{flag}: got {first['input']!r:.80}; expected {words.format(**first.get('ctx', {}))}"
 
 
-def in_flags(message: str, own: Collection[str] = ()) -> str:
-    """Replaces parameter names at the start of a message by command-line flags.
+def in_flags(error: Exception, own: Collection[str] = ()) -> str:
+    """Replaces parameter names at the start of a message by command-line flags, and states remedies for the program.
 
     Args:
-        message: A message of the library.
+        error: An error of the library.
         own: Parameters that a prompt in a file sets itself. They keep their names.
 
     Returns:
         The message for the command line.
     """
-    for code_words, flag_words in _OF_CODE.items():
+    message = stated(error, REMEDIES)
+    message = message.replace("stop: got ('',);", "stop: got '';")  # a flag has no tuple
+    for code_words, flag_words in OF_CODE.items():
         message = message.replace(code_words, flag_words)
     message = _OF_COMMAND.sub(lambda found: f"--{found[1].replace('_', '-')}: got", message)
     name, colon, rest = message.removeprefix("SamplingParams.").partition(":")

@@ -101,7 +101,7 @@ class Job:
                 return self.engine.submit_chat(entry.messages, params, **self._template)
             return self.engine.submit(entry.prompt, params)
         except ValueError as error:
-            reworded = ValueError(in_flags(str(error), entry.settings))
+            reworded = ValueError(in_flags(error, entry.settings))
             if len(self.entries) == 1:
                 name = str(error).partition(":")[0]
                 of_file = entry.where.startswith("--file") and (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -14,10 +15,11 @@ _NAMES = {bool: "", int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
 def lay_out_help(command: Any, context: Any) -> Any:
-    """Names the values of options and arguments that have no `metavar`, of a command and of all below it.
+    """Names the values of options, and uses plain lists in narrow terminals, for a command and all below it.
 
-    typer shows Python's types in their place, such as `<list[str]>`, and `<bool>` for flags, which take no value. Its
-    tables cut words in narrow terminals, where its plain lists are used.
+    typer shows Python's types in place of names, such as `<list[str]>`, and `<bool>` for flags, which take no value.
+    Its tables cut words in narrow terminals. It documents no way to change either, so a release that lacks an attribute
+    that is used here keeps its own layout.
 
     Args:
         command: A command or a group of commands. It is changed.
@@ -26,6 +28,16 @@ def lay_out_help(command: Any, context: Any) -> Any:
     Returns:
         The same command.
     """
+    for lay_out in (_name_values, _fit_width):
+        with suppress(AttributeError, TypeError):
+            lay_out(command, context)
+    for child in getattr(command, "commands", {}).values():
+        lay_out_help(child, context)
+    return command
+
+
+def _name_values(command: Any, context: Any) -> None:
+    """Names the values of options and arguments that have no `metavar`."""
     for each in command.get_params(context):
         name = _NAMES.get(_type(each))
         if name is None or each.metavar is not None:
@@ -34,14 +46,15 @@ def lay_out_help(command: Any, context: Any) -> Any:
             each.metavar = name
         else:  # the metavar of an argument is shown in place of its own name
             each.display_type_rich = partial(_same, name)
+
+
+def _fit_width(command: Any, context: Any) -> None:
+    """Uses plain lists in narrow terminals."""
     width = width_of(sys.stdout, table=True) or _NARROW
     if width < _NARROW and not hasattr(command, "commands"):  # lists of commands fit
+        narrow, settings = _narrow(command.context_class), {**command.context_settings, "terminal_width": width}
+        command.context_class, command.context_settings = narrow, settings
         command.rich_markup_mode = None
-        command.context_settings = {**command.context_settings, "terminal_width": width}
-        command.context_class = _narrow(command.context_class)
-    for child in getattr(command, "commands", {}).values():
-        lay_out_help(child, context)
-    return command
 
 
 def _narrow(kind: Any) -> Any:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, overload
 
-from specdec_fast.engine.prompts import Prompt, encode_prompt
+from specdec_fast.core.remedies import RefusedError, Remedy
+from specdec_fast.engine.prompts import Prompt, describe_excess, encode_prompt
 from specdec_fast.engine.request import Handle, pair_with_params, rejected_handle, resolve_params, warn_of_errors
 from specdec_fast.interfaces import Target
 from specdec_fast.sampling.params import SamplingParams
@@ -283,9 +284,8 @@ def _checked_options(options: Any) -> dict[str, Any]:
         raise ValueError(f"template_options: got {options!r:.80}; expected a mapping of names to values")
     for name in options:
         if name in TOKENIZER_ARGUMENTS:
-            raise ValueError(
-                f"template_options: got {name!r}; expected variables of the chat template; pass tools, chat_template, "
-                "add_generation_prompt and continue_final_message as arguments, and drop the others"
+            raise RefusedError(
+                f"template_options: got {name!r}; expected variables of the chat template", Remedy.TEMPLATE_ARGUMENTS
             )
     return dict(options)
 
@@ -304,23 +304,23 @@ def template_names(tokenizer: Any) -> list[str]:
 def _apply(tokenizer: Any, messages: list[dict[str, Any]], options: Mapping[str, Any], **arguments: Any) -> Any:
     """Applies the chat template: token ids, or text with `tokenize=False`. All its errors are ValueErrors."""
     if tokenizer is None:
-        raise ValueError(
-            "messages: got an engine without a tokenizer; expected one with a chat template; pass tokenizer=, or "
-            "submit token ids"
+        raise RefusedError(
+            "messages: got an engine without a tokenizer; expected one with a chat template",
+            Remedy.TOKENIZER_OR_CHAT_IDS,
         )
     template = arguments.get("chat_template")
     if template is None and not has_chat_template(tokenizer):
-        raise ValueError(
-            "messages: got a tokenizer without a chat template, as base models have; expected one of an instruct "
-            "model; pass chat_template=, or give the text to generate"
+        raise RefusedError(
+            "messages: got a tokenizer without a chat template, as base models have; expected one of an instruct model",
+            Remedy.CHAT_TEMPLATE,
         )
     if template is not None and not (isinstance(template, str) and "{" in template):
         names = template_names(tokenizer)
         if template not in names:  # a name that the tokenizer does not know would become the whole prompt
             known = f", or the name of one of the tokenizer's ({', '.join(names)})" if names else ""
-            raise ValueError(
-                f"chat_template: got {template!r:.80}; expected the text of a Jinja template{known}; pass None for "
-                "the tokenizer's own"
+            raise RefusedError(
+                f"chat_template: got {template!r:.80}; expected the text of a Jinja template{known}",
+                Remedy.OWN_TEMPLATE,
             )
     try:
         return tokenizer.apply_chat_template(
@@ -329,10 +329,34 @@ def _apply(tokenizer: Any, messages: list[dict[str, Any]], options: Mapping[str,
     except Exception as error:  # templates raise what they like, beside the errors of Jinja
         roles = ", ".join(message["role"] for message in messages)
         why = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        raise ValueError(
+        raise RefusedError(
             f"messages: got roles {roles:.200}; expected messages that the chat template accepts, which answers "
-            f"{why!r}; change them, or pass another chat_template"
+            f"{why!r}",
+            Remedy.OTHER_MESSAGES,
         ) from error
+
+
+def describe_chat_excess(
+    messages: Sequence[Message], tokenizer: Any, limit: int, template_options: Mapping[str, Any] | None = None
+) -> str | None:
+    """Returns how long a conversation is, in words, if it has far more tokens than a limit; None if it may fit.
+
+    The cost of encoding grows with the limit and not with the conversation.
+
+    Args:
+        messages: The turns, as in `ChatMethods.encode_chat`.
+        tokenizer: A transformers tokenizer.
+        limit: Most tokens.
+        template_options: Variables of the template.
+
+    Raises:
+        ValueError: As `ChatMethods.encode_chat`.
+    """
+    turns = check_messages(messages)
+    if sum(len(turn.get("content", "")) for turn in turns) <= limit:
+        return None  # most conversations, which need not be written twice
+    text: str = _apply(tokenizer, turns, _checked_options(template_options), tokenize=False)
+    return describe_excess(text, tokenizer, limit)
 
 
 def end_of_turn_ids(

@@ -31,7 +31,7 @@ from specdec_fast.engine.drafter_speed import DrafterSpeed
 from specdec_fast.engine.explanation import explain_passes
 from specdec_fast.engine.output_processor import collect_row_outputs, emit_tokens, graph_row_output
 from specdec_fast.engine.prompts import Prompt, encode_prompt
-from specdec_fast.engine.request import Handle, create_handle, resolve_params
+from specdec_fast.engine.request import Handle, check_text_length, create_handle, resolve_params
 from specdec_fast.engine.scheduler import Scheduler
 from specdec_fast.engine.stats import Clock
 from specdec_fast.engine.stop_conditions import check_eos_ids
@@ -161,14 +161,14 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         """
         self._check_open()
         params = resolve_params(params, self.default_params)
+        check_text_length(prompt, self.tokenizer, self.target)
         tokens = self.encode(prompt, add_special_tokens=add_special_tokens)
         if (reason := self.rule.why_not_sampling(params)) is not None:
             raise ValueError(reason)
         requested = self._drafter_runner.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
         known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "target": self.target}
-        names = self._prefixes.names_for(cache_salt)
         handle = create_handle(self._next_id, tokens, params, requested, **known)
-        handle.page_names = names
+        handle.page_names = self._prefixes.names_for(cache_salt)
         self._next_id += 1
         self._queue.append(handle)
         return handle

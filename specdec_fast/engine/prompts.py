@@ -9,6 +9,8 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from specdec_fast.core.remedies import RefusedError, Remedy
+
 
 class Array(Protocol):
     """A tensor of PyTorch, an array of NumPy, or the like."""
@@ -28,6 +30,8 @@ _WITHOUT_EFFECT = {"token_type_ids", "special_tokens_mask", "offset_mapping", "l
 """What tokenizers return besides ids and mask; text alone has no use for it."""
 _MOST_ADDED = 4
 """Most special tokens that a tokenizer is expected to put before a text."""
+_PROBED = 16
+"""Characters per token of the limit that `describe_excess` encodes first. Most texts have 2 to 5 per token."""
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int, add_special_tokens: bool | None = None) -> list[int]:
@@ -45,12 +49,13 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int, add_special_t
 
     Raises:
         ValueError: If the prompt is empty or cannot be converted, or if an id is outside of the vocabulary.
+        RefusedError: For text without a tokenizer.
     """
     if add_special_tokens not in (None, True, False):
         raise ValueError(f"add_special_tokens: got {add_special_tokens!r}; expected True, False or None")
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise ValueError("prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=")
+            raise RefusedError("prompt: got text and an engine without a tokenizer", Remedy.TOKENIZER_OR_IDS)
         try:
             tokens = _encode_text(prompt, tokenizer, add_special_tokens)
         except Exception as error:
@@ -82,6 +87,30 @@ def _encode_text(text: str, tokenizer: Any, add_special_tokens: bool | None) -> 
     bare = list(tokenizer.encode(text, add_special_tokens=False))
     added = _count_added(tokens, bare)
     return tokens[added:] if bare[:added] == tokens[:added] else tokens
+
+
+def describe_excess(text: str, tokenizer: Any, limit: int) -> str | None:
+    """Returns how long a text is, in words, if it has far more tokens than a limit; None if it may fit.
+
+    The cost grows with the limit and not with the text, for the beginning of a text alone is encoded. Its tokens must
+    be twice as many as the limit, since the cut changes some of them. A beginning with few tokens, such as blanks that
+    a tokenizer drops, proves nothing. Then a longer one is encoded.
+
+    Args:
+        text: The text.
+        tokenizer: A transformers tokenizer.
+        limit: Most tokens.
+    """
+    size = _PROBED * limit
+    while size < len(text):
+        try:
+            count = len(tokenizer.encode(text[:size], add_special_tokens=False))
+        except Exception:  # encoding the whole text says why
+            return None
+        if count > 2 * limit:
+            return f"got {len(text)} characters, the first {size} of which are {count} tokens"
+        size *= 2
+    return None
 
 
 def added_beginning(tokenizer: Any) -> list[int]:

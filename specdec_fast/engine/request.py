@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec_fast.engine.prompts import Prompt, Prompts, split_prompts
+from specdec_fast.core.remedies import RefusedError, Remedy
+from specdec_fast.engine.prompts import Prompt, Prompts, describe_excess, split_prompts
 from specdec_fast.engine.stats import RequestStats
 from specdec_fast.engine.stop_conditions import StopChecker
 from specdec_fast.interfaces import Target
@@ -195,6 +196,7 @@ def create_handle(
 
     Raises:
         ValueError: If the target cannot serve the request.
+        RefusedError: For stop strings without a tokenizer, or if the pool of pages is too small.
     """
     cache: Any = target.cache
     is_integer = hasattr(num_draft_tokens, "__index__") and not isinstance(num_draft_tokens, bool)
@@ -204,7 +206,7 @@ def create_handle(
     params = params.with_bad_word_ids(tokenizer)
     params.check(target.vocab_size, stop_ids)
     if params.stop and tokenizer is None:
-        raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")
+        raise RefusedError("stop strings: got an engine without a tokenizer", Remedy.TOKENIZER_OR_STOP_IDS)
     limit = cache.max_length
     if len(tokens) > limit or (len(tokens) == limit and params.max_new_tokens):
         bound = "fewer than" if params.max_new_tokens else "at most"
@@ -212,9 +214,8 @@ def create_handle(
     longest = min(len(tokens) + params.max_new_tokens, limit)
     needed, available = cache.pages_for(longest), cache.pages.num_pages - 1
     if needed > available:
-        raise ValueError(
-            f"request: {longest} tokens need {needed} pages of the cache; the pool has {available}; lower "
-            "max_new_tokens, or raise num_pages of load"
+        raise RefusedError(
+            f"request: {longest} tokens need {needed} pages of the cache; the pool has {available}", Remedy.MORE_PAGES
         )
     max_useful = max(longest - len(tokens) - 1, 0)  # the last token of a text needs no draft
     handle = Handle(request_id, tokens, params, min(operator.index(num_draft_tokens), max_useful))
@@ -231,6 +232,18 @@ def create_handle(
         include_stop=params.include_stop_str_in_output,
     )
     return handle
+
+
+def check_text_length(prompt: Prompt, tokenizer: Any, target: Target) -> None:
+    """Checks that a text is not far too long, before all of it is encoded. Other prompts pass.
+
+    Raises:
+        ValueError: If the text cannot fit into the context.
+    """
+    if isinstance(prompt, str) and tokenizer is not None:
+        cache: Any = target.cache
+        if (excess := describe_excess(prompt, tokenizer, cache.max_length)) is not None:
+            raise ValueError(f"prompt: {excess}; expected fewer than {explain_context_limit(target)}")
 
 
 def explain_context_limit(target: Target) -> str:

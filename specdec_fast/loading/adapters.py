@@ -5,6 +5,8 @@ Tests: tests/loading/test_adapters.py.
 
 from __future__ import annotations
 
+import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ from specdec_fast.extras import require
 from specdec_fast.loading.error_text import first_line
 from specdec_fast.targets import attention
 
+log = logging.getLogger("specdec_fast")
+_HUB_CACHE = re.compile(r"models--(?:[^/\\]+--)?([^/\\]+?)[/\\]snapshots[/\\]")
 _BEYOND_LAYERS = "its PeftModel computes more than its layers (prompts, prefixes, routers, or tokens that switch it on)"
 _REMEDY = "expected an adapter of layers, such as LoRA, DoRA, IA3 or OFT"
 
@@ -43,6 +47,7 @@ def merge_adapter(model: Any, adapter: str | Path, what: str, **files: Any) -> A
     with _explaining(name, "expected the folder or hub id of a PEFT adapter (adapter_config.json and weights)"):
         config = PeftConfig.from_pretrained(name, **files)
     _check_kind(config, f"adapter: got {name!r}")
+    _warn_of_other_base(config, name, what, model)
     fits = (
         f"expected an adapter for this model ({what}, {type(model).__name__}); the adapter names {_base(config)} as "
         "its base"
@@ -114,6 +119,44 @@ def _check_weights(loaded: Any, name: str, fits: str, files: dict[str, Any]) -> 
         words = f"{len(odd)} of its {len(stored)} weights have no place in the model" if odd else ""
         words += (" and " if odd and missing else "") + (f"it lacks {len(missing)} weights" if missing else "")
         raise ValueError(f"adapter: got {name!r}: {words} (for example {(odd or missing)[0]}); {fits}")
+
+
+def _warn_of_other_base(config: Any, name: str, what: str, model: Any) -> None:
+    """Logs a warning if an adapter names another base than the model into which it is merged.
+
+    Names are compared by their last parts, since folders are not called as hub ids are. The class of the model is
+    compared too if the adapter names it.
+    """
+    base, mapping = config.base_model_name_or_path, getattr(config, "auto_mapping", None) or {}
+    wanted = mapping.get("base_model_class")
+    if base and not _may_be_same(str(base), what):
+        log.warning(
+            "adapter %r was trained for %r and is merged into %r, which has another name; check that both are the same "
+            "model, since the weights fit either",
+            name,
+            base,
+            what,
+        )
+    elif wanted not in (None, type(model).__name__):
+        log.warning("adapter %r was trained for a %s and is merged into a %s", name, wanted, type(model).__name__)
+
+
+def _may_be_same(base: str, model: str) -> bool:
+    """Returns whether two names may stand for one model. Names of GGUF files say the quantization too."""
+    paths = Path(base), Path(model)
+    if all(path.exists() for path in paths) and paths[0].samefile(paths[1]):
+        return True
+    ours, theirs = _last_part(model), _last_part(base)
+    return not (ours and theirs) or ours == theirs or (ours.endswith(".gguf") and theirs in ours)
+
+
+def _last_part(name: str) -> str:
+    """Returns the name of a model without the folders or the owner, in small letters; "" if it is unknown."""
+    if Path(name).is_dir():
+        name = str(Path(name).resolve())
+    if (cached := _HUB_CACHE.search(name)) is not None:  # the last part is a commit
+        return cached[1].lower()
+    return re.split(r"[/\\:]", name.rstrip("/\\"))[-1].lower()
 
 
 def _base(config: Any) -> str:

@@ -38,8 +38,8 @@ def complete_config(config: Any, reader: Any) -> None:
     Raises:
         ValueError: If the header asks for something that the configuration cannot express.
     """
-    if getattr(config, "is_encoder_decoder", False):  # refused later, for a better reason
-        return
+    if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "num_attention_heads"):
+        return  # an encoder-decoder or a recurrent model: refused later, for a better reason
     prefix = architecture_of(reader)
 
     def value(key: str) -> Any:

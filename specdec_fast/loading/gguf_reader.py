@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from specdec_fast.extras import require
-from specdec_fast.loading.model_sources import ModelSource
+from specdec_fast.loading.model_sources import ModelSource, split_words
 
 _LOCK = threading.RLock()
 _sharing = False
 _MAGIC = b"GGUF"
+QUANTIZATIONS = "a quantization type that transformers reads (Q4_0 to Q8_0, Q2_K to Q6_K, F16, ...)"
 
 
 @contextmanager
@@ -137,12 +138,32 @@ def open_gguf(path: Path, what: str = "model") -> Any:
         reader = gguf.GGUFReader(str(path))
         architecture_of(reader)
     except Exception as error:  # broken headers fail in more ways than can be listed
+        if "GGMLQuantizationType" in str(error):
+            raise ValueError(
+                f"{what}: got {str(path)!r}, with weights of a type that the package gguf does not know: {error}; "
+                f"expected {QUANTIZATIONS}; update gguf, or convert the file with llama-quantize"
+            ) from error
         words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
         raise ValueError(
             f"{what}: got {str(path)!r}, which is no complete GGUF file ({words}); expected one of version 2 or 3; "
             "download or convert it again"
         ) from error
+    if (parts := gguf_value(reader, "split.count", 0)) > 1:
+        raise ValueError(split_words(f"{what}: got {str(path)!r}", f"one of {parts} parts", path.name))
     return reader
+
+
+def readable_architectures() -> list[str]:
+    """Returns the architectures, as headers name them, that transformers and the package `gguf` both know."""
+    from gguf import MODEL_ARCH_NAMES
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    known = {_bare(name) for name in GGUF_SUPPORTED_ARCHITECTURES}  # qwen2_moe is qwen2moe in a header
+    return sorted(name for name in MODEL_ARCH_NAMES.values() if _bare(name) in known)
+
+
+def _bare(name: str) -> str:
+    return name.replace("_", "").replace("-", "")
 
 
 def gguf_value(reader: Any, key: str, default: Any = None) -> Any:

@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from specdec_fast.loading.error_text import first_line
+from specdec_fast.loading.gguf_reader import QUANTIZATIONS, readable_architectures
 from specdec_fast.loading.model_sources import EXPECTED, EXPECTED_OR, ModelSource
 from specdec_fast.targets.model_support import UnsupportedModelError
 
 _HUB = "a hub id that is reachable from here (to work offline, download it first and name the folder)"
 _NO_WEIGHTS = "no file named", "does not appear to have"
+_CHECKPOINT = "use the original checkpoint (config.json and safetensors)"
+_EXPECTED_DECODER = "expected a decoder-only causal language model; choose one (Llama, Qwen, Mistral, Gemma, ...)"
+_NOT_SERVED = ("lfm2", "mamba", "t5")
+"""Architectures of GGUF files that transformers reads, and that are refused for a better reason."""
 
 
 def explain_failure(
@@ -51,8 +56,7 @@ def explain_failure(
             "transformers can run here; install what it names, or choose the checkpoint without quantization"
         )
     if words.startswith("Unrecognized configuration class"):
-        expected = "expected a decoder-only causal language model; choose one (Llama, Qwen, Mistral, Gemma, ...)"
-        return UnsupportedModelError(f"{got}, {_kind(config)}; {expected}")
+        return UnsupportedModelError(f"{got}, {_kind(config)}; {_EXPECTED_DECODER}")
     if not source.is_local and any(each in words for each in _NO_WEIGHTS):
         return ValueError(
             f"{got}; {EXPECTED_OR} {_HUB}: {first_line(error)}; if it has GGUF files, name one: {source.name}:FILE.gguf"
@@ -61,16 +65,33 @@ def explain_failure(
     return ValueError(f"{got}; {expected}: {first_line(error)}")
 
 
+def explain_architecture(source: ModelSource, what: str, architecture: str) -> ValueError | None:
+    """Returns the error for a GGUF file of an architecture that cannot be read; None if it may be read.
+
+    Args:
+        source: The model.
+        what: Name of the argument in messages.
+        architecture: The architecture in its header.
+    """
+    known = readable_architectures()
+    if architecture in known:
+        return None
+    served = ", ".join(name for name in known if name not in _NOT_SERVED)
+    return ValueError(
+        f"{what}: got {source.name!r}, a GGUF file of architecture {architecture!r}; expected one that transformers "
+        f"reads ({served}); {_CHECKPOINT}"
+    )
+
+
 def _explain_gguf(error: Exception, got: str) -> ValueError:
     """The error for a GGUF file that transformers cannot read."""
-    words, checkpoint = first_line(error), "use the original checkpoint (config.json and safetensors)"
-    if "architecture" in words and "not supported" in words:
+    words, checkpoint = first_line(error), _CHECKPOINT
+    if words.startswith("Unrecognized configuration class"):
+        return UnsupportedModelError(f"{got}, which is a model of another kind; {_EXPECTED_DECODER}")
+    if ("architecture" in words and "not supported" in words) or "gguf model_type" in words:
         return ValueError(f"{got}: {words}; expected an architecture that transformers reads; {checkpoint}")
     if isinstance(error, NotImplementedError) or "ggml type" in words:
-        return ValueError(
-            f"{got}: {words}; expected a quantization type that transformers reads (Q4_0 to Q8_0, Q2_K to Q6_K, F16, "
-            f"...); convert it with llama-quantize, or {checkpoint}"
-        )
+        return ValueError(f"{got}: {words}; expected {QUANTIZATIONS}; convert it with llama-quantize, or {checkpoint}")
     return ValueError(f"{got}, a GGUF file that transformers cannot read: {words}; {checkpoint}")
 
 

@@ -83,6 +83,7 @@ def resolve_source(source: str | Path, what: str = "model") -> ModelSource:
         raise ValueError(f"{what}: got {name!r}; {EXPECTED}; did you mean {meant!r}?")
     on_hub = _HUB_FILE.fullmatch(name)
     if on_hub is not None:
+        _refuse_split(Path(on_hub["file"]), name, what)
         return ModelSource(name, on_hub["repository"], on_hub["file"], is_local=False)
     if name.lower().endswith(".gguf"):
         expected = "expected a .gguf file of this machine, or owner/name:file.gguf for one on the hub"
@@ -127,10 +128,15 @@ def _only_gguf_file(folder: Path, name: str, what: str) -> str | None:
 def _refuse_split(path: Path, name: str, what: str) -> None:
     """Raises ValueError for a part of a GGUF file."""
     if _SPLIT.search(path.name):
-        raise ValueError(
-            f"{what}: got {name!r}, one part of a split GGUF file; expected a single file; join the parts with "
-            f"llama-gguf-split --merge {path.name} OUT.gguf"
-        )
+        raise ValueError(split_words(f"{what}: got {name!r}", "one part", path.name))
+
+
+def split_words(got: str, part: str, file: str) -> str:
+    """Returns the message about a part of a split GGUF file."""
+    return (
+        f"{got}, {part} of a split GGUF file; expected a single file; join the parts with "
+        f"llama-gguf-split --merge {file} OUT.gguf"
+    )
 
 
 def check_adapter(adapter: str | Path) -> None:

@@ -17,8 +17,8 @@ import torch
 from specdec_fast.loading.adapters import merge_adapter
 from specdec_fast.loading.error_text import first_line
 from specdec_fast.loading.gguf_config import check_all_weights_used, complete_config
-from specdec_fast.loading.gguf_reader import end_ids, fetch_gguf, open_gguf, shared_gguf_reading
-from specdec_fast.loading.load_failures import explain_failure
+from specdec_fast.loading.gguf_reader import architecture_of, end_ids, fetch_gguf, open_gguf, shared_gguf_reading
+from specdec_fast.loading.load_failures import explain_architecture, explain_failure
 from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.loading.model_sources import ModelSource, base_of_adapter, resolve_source
 from specdec_fast.targets.int8_weights import quantize_linear_layers
@@ -186,6 +186,8 @@ def _load_gguf(source: ModelSource, dtype: torch.dtype, what: str, options: Mode
         except OSError as error:
             raise explain_failure(error, replace(source, gguf_file=None), what, options.for_files()) from error
         reader = open_gguf(path, what)
+        if (wrong := explain_architecture(source, what, architecture_of(reader))) is not None:
+            raise wrong
         local = replace(source, place=path.parent, gguf_file=path.name)
         try:
             config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)

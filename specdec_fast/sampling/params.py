@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any
 
 from specdec_fast.core.former_names import accept_foreign_parameters, explain_names
+from specdec_fast.core.remedies import RefusedError, Remedy
 from specdec_fast.sampling.custom_processors import LogitsProcessor, check_processor
 from specdec_fast.sampling.grammar import GrammarState, Matcher
 
@@ -320,12 +321,15 @@ class SamplingParams:
             tokenizer: A transformers tokenizer, or None.
 
         Raises:
-            ValueError: If there are texts and no tokenizer, or if a text has no tokens.
+            ValueError: If a text has no tokens.
+            RefusedError: If there are texts and no tokenizer.
         """
         if not any(isinstance(word, str) for word in self.bad_words):
             return self
         if tokenizer is None:
-            raise ValueError("bad_words: got texts and an engine without a tokenizer; pass tokenizer=, or token ids")
+            raise RefusedError(
+                "bad_words: got texts and an engine without a tokenizer", Remedy.TOKENIZER_OR_BAD_WORD_IDS
+            )
         found: dict[tuple[int, ...], None] = {}
         for word in self.bad_words:
             bare = word.lstrip(" ") if isinstance(word, str) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -11,10 +12,11 @@ from uuid import uuid4
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from specdec_fast.engine.chat import describe_chat_excess
 from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.server.errors import APIError
 from specdec_fast.server.generation import Generation, Piece, Prompt, Service
-from specdec_fast.server.parameters import check_length, check_model, read_params, repeat
+from specdec_fast.server.parameters import check_excess, check_length, check_model, read_params, repeat
 from specdec_fast.server.responses import Decode, GenerationResponse, make_decode, prompt_logprobs_json
 from specdec_fast.server.schemas import ChatRequest
 
@@ -45,6 +47,8 @@ def _read(request: ChatRequest, service: Service) -> Prompt:
         raise APIError(400, _NO_TOOLS, param="tools", code="unsupported")
     if request.top_logprobs is not None and not request.logprobs:
         raise ValueError("top_logprobs: got a number without logprobs; expected logprobs true")
+    limit = engine.state.max_length
+    check_excess(describe_chat_excess(request.messages, engine.tokenizer, limit, request.chat_template_kwargs), engine)
     tokens = engine.encode_chat(
         request.messages,
         add_generation_prompt=request.add_generation_prompt is not False,
@@ -54,7 +58,7 @@ def _read(request: ChatRequest, service: Service) -> Prompt:
     limits = {limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None}
     if len(limits) > 1:
         raise ValueError("max_tokens: got another number than max_completion_tokens; expected one of them")
-    max_tokens = limits.pop() if limits else max(engine.state.max_length - len(tokens), 1)
+    max_tokens = limits.pop() if limits else max(limit - len(tokens), 1)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     params = read_params(
         request, engine, max_tokens=max_tokens, logprobs=logprobs, grammar_backend=service.settings.grammar_backend
@@ -97,7 +101,7 @@ class _Chat:
         }
         if (count := self._request.prompt_logprobs) is not None:
             scores = self._generation.prompt_logprobs(0)
-            made["prompt_logprobs"] = prompt_logprobs_json(scores, count, self._decode)
+            made["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs_json, scores, count, self._decode)
         return made
 
     async def stream(self) -> AsyncIterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -11,11 +12,12 @@ from uuid import uuid4
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from specdec_fast.sampling.logprobs import TokenLogprob
+from specdec_fast.engine.prompts import describe_excess
 from specdec_fast.server.generation import Generation, Piece, Prompt, Service
-from specdec_fast.server.parameters import check_length, check_model, read_params, repeat
+from specdec_fast.server.parameters import check_excess, check_length, check_model, read_params, repeat
 from specdec_fast.server.responses import Decode, GenerationResponse, make_decode, prompt_logprobs_json
 from specdec_fast.server.schemas import CompletionRequest
+from specdec_fast.server.text_offsets import Scored, TextOffsets, split_released
 
 _DEFAULT_MAX_TOKENS = 16
 """Of the OpenAI API."""
@@ -57,6 +59,8 @@ def _read(request: CompletionRequest, service: Service) -> list[Prompt]:
         params = replace(params, prompt_logprobs=max(request.logprobs, params.prompt_logprobs or 0))
     found = []
     for each in prompts:
+        if isinstance(each, str):
+            check_excess(describe_excess(each, engine.tokenizer, engine.state.max_length), engine)
         tokens = engine.encode(each, add_special_tokens=request.add_special_tokens)
         check_length(tokens, engine, params)
         found.append(repeat(request, tokens, params))
@@ -81,27 +85,27 @@ class _Completion:
             "created": int(time.time()),
             "model": service.settings.model_name,
         }
-        self._offsets = [0] * len(generation.samples)
+        self._tokenizer = service.engine.tokenizer
+        self._lengths = [0] * len(generation.samples)  # characters that the client has
+        self._offsets: dict[int, TextOffsets] = {}
+        self._waiting: dict[int, list[Scored]] = {}
         self._begun: set[int] = set()
-        self._prefixes = self._echoes() if request.echo else [""] * len(generation.samples)
 
-    def _echoes(self) -> list[str]:
-        """The prompt of each text."""
-        given, prompts = self._request.prompt, self._generation.prompts
-        texts = [given] if isinstance(given, str) else [each if isinstance(each, str) else None for each in given]
-        found = []
-        for at, prompt in enumerate(prompts):
-            text = texts[at] if len(texts) == len(prompts) else None
-            if text is None:
-                text = "".join(map(self._decode, prompt.tokens))
-            found += [text] * len(prompt.params)
-        return found
+    def _echo(self, index: int) -> str:
+        """Returns the prompt of a text."""
+        given, number = self._request.prompt, self._generation.number_of_prompt(index)
+        text = given if isinstance(given, str) else given[number]
+        return text if isinstance(text, str) else self._text_of(self._generation.prompts[number].tokens)
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
     async def whole(self) -> dict[str, Any]:
         """Returns the object of the API when all texts have ended."""
         choices = {}
         async for piece in self._generation.pieces():
-            choices[piece.index] = self._choice(piece)
+            choices[piece.index] = await self._choice(piece)
         return {**self._head, "choices": [choices[at] for at in sorted(choices)], "usage": self._generation.usage()}
 
     async def stream(self) -> AsyncIterator[dict[str, Any]]:
@@ -109,55 +113,65 @@ class _Completion:
         options = self._request.stream_options
         usage = {"usage": None} if options is not None and options.include_usage else {}
         async for piece in self._generation.pieces():
-            yield {**self._head, "choices": [self._choice(piece)], **usage}
+            yield {**self._head, "choices": [await self._choice(piece)], **usage}
         if usage:
             yield {**self._head, "choices": [], "usage": self._generation.usage()}
 
-    def _choice(self, piece: Piece) -> dict[str, Any]:
+    async def _choice(self, piece: Piece) -> dict[str, Any]:
+        """Writes what was added to a text; beside the event loop if all tokens of a prompt are decoded for it."""
+        first = piece.index not in self._begun
+        self._begun.add(piece.index)
+        if (first and self._request.echo) or self._request.prompt_logprobs is not None:
+            return await asyncio.to_thread(self._write, piece, first)
+        return self._write(piece, first)
+
+    def _write(self, piece: Piece, first: bool) -> dict[str, Any]:
         index, request = piece.index, self._request
-        prefix, self._prefixes[index] = self._prefixes[index], ""
+        prefix = self._echo(index) if first and request.echo else ""
+        text, reason = prefix + piece.text, piece.finish_reason
+        self._lengths[index] += len(text)
         logprobs = None
         if request.logprobs is not None:
-            found: list[TokenLogprob | None] = [*piece.logprobs]
-            if request.echo and index not in self._begun:
-                found = [*self._generation.prompt_logprobs(index), *found]
-            self._begun.add(index)
-            first = self._generation.prompt_of(index).tokens[0]
-            logprobs = _logprobs(found, first, request.logprobs, self._decode, self._offsets[index])
-            self._offsets[index] += sum(map(len, logprobs["tokens"]))
-        text, reason = prefix + piece.text, piece.finish_reason
+            waiting = [*self._waiting.get(index, ()), *self._scored(piece, prefix, first)]
+            released, self._waiting[index] = split_released(waiting, self._lengths[index], reason is not None)
+            logprobs = _logprobs(released, request.logprobs, self._decode)
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         if request.prompt_logprobs is not None:
             scores = self._generation.prompt_logprobs(index)
             choice["prompt_logprobs"] = prompt_logprobs_json(scores, request.prompt_logprobs, self._decode)
         return choice
 
+    def _scored(self, piece: Piece, prefix: str, first: bool) -> list[Scored]:
+        """Returns the tokens of a piece, after those of a prompt that is echoed."""
+        index, prompt, found = piece.index, self._generation.prompt_of(piece.index), list[Scored]()
+        if first and self._request.echo:
+            lacks_special = self._text_of(prompt.tokens) != prefix  # a text without those that the tokenizer adds
+            offsets = TextOffsets(self._tokenizer, (), lacks_special)
+            scores = self._generation.prompt_logprobs(index)
+            found = [(at, each, min(offsets.add(at), len(prefix))) for at, each in zip(prompt.tokens, scores)]
+        if first:
+            skips = prompt.params[0].skip_special_tokens
+            self._offsets[index] = TextOffsets(self._tokenizer, prompt.tokens, skips, len(prefix))
+        return [*found, *((each.token, each, self._offsets[index].add(each.token)) for each in piece.logprobs)]
 
-def _logprobs(
-    found: Sequence[TokenLogprob | None], first: int, count: int, decode: Decode, offset: int
-) -> dict[str, list[Any]]:
+
+def _logprobs(found: Sequence[Scored], count: int, decode: Decode) -> dict[str, list[Any]]:
     """Log-probabilities in the form of completions. Of alternatives with equal texts the most probable is kept.
 
     Args:
-        found: The tokens; None for the first one of a prompt.
-        first: The first token of the prompt.
+        found: The tokens, and where they begin. The first one of a prompt has no log-probability.
         count: Most alternatives of each token.
         decode: Makes texts of tokens.
-        offset: Characters of prompt and text before these tokens.
 
     Returns:
         The object `logprobs` of a choice.
     """
-    tokens, offsets = [decode(first if each is None else each.token) for each in found], []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
-    tops = [None if each is None else each.top[:count] for each in found]
+    tops = [None if each is None else each.top[:count] for _, each, _ in found]
     return {
-        "tokens": tokens,
-        "token_logprobs": [None if each is None else each.logprob for each in found],
+        "tokens": [decode(token) for token, _, _ in found],
+        "token_logprobs": [None if each is None else each.logprob for _, each, _ in found],
         "top_logprobs": [
             None if top is None else {decode(token): value for token, value in reversed(top)} for top in tops
         ],
-        "text_offset": offsets,
+        "text_offset": [at for _, _, at in found],
     }

@@ -17,23 +17,28 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from specdec_fast.core.remedies import Remedy, stated
+
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-_OURS = {
+OURS = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "template_options": "chat_template_kwargs",
 }
 """Parameter of the engine -> its name in the API."""
-_OF_CODE = {
-    "pass chat_template=, or give the text to generate": (
-        "use /v1/completions, or start the server with an instruct model: --model"
-    ),
-    "; change them, or pass another chat_template": "; change them",
-    "; pass tools, chat_template, add_generation_prompt and continue_final_message as arguments, and drop the others": (
-        "; pass add_generation_prompt and continue_final_message beside it, and drop the others"
-    ),
+_WITH_TOKENIZER = "start the server with a model that has a tokenizer: --model"
+REMEDIES = {
+    Remedy.TOKENIZER_OR_IDS: _WITH_TOKENIZER,
+    Remedy.TOKENIZER_OR_STOP_IDS: _WITH_TOKENIZER,
+    Remedy.TOKENIZER_OR_BAD_WORD_IDS: _WITH_TOKENIZER,
+    Remedy.TOKENIZER_OR_CHAT_IDS: _WITH_TOKENIZER,
+    Remedy.CHAT_TEMPLATE: "use /v1/completions, or start the server with an instruct model: --model",
+    Remedy.OTHER_MESSAGES: "change them",
+    Remedy.OWN_TEMPLATE: "leave it out",
+    Remedy.TEMPLATE_ARGUMENTS: ("pass add_generation_prompt and continue_final_message beside it, and drop the others"),
+    Remedy.MORE_PAGES: "lower max_tokens",
 }
-"""Remedies in Python -> remedies for the client."""
+"""What a client does about a request that the engine refuses."""
 _RETRY_SECONDS = "1"
 _MOST_SHOWN = 60
 """Most characters of a value in a message."""
@@ -113,10 +118,8 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        message = str(error).removeprefix("SamplingParams.")
-        for python, ours in _OF_CODE.items():
-            message = message.replace(python, ours)
-        for name, ours in _OURS.items():
+        message = stated(error, REMEDIES).removeprefix("SamplingParams.")
+        for name, ours in OURS.items():
             message = re.sub(rf"\b{name}\b", ours, message)
         named = re.match(r"(\w+): ", message)
         raise APIError(400, message, param=named and named[1]) from error

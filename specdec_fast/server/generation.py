@@ -168,6 +168,10 @@ class Generation:
                         del running[index]
                 yield piece
 
+    def number_of_prompt(self, index: int) -> int:
+        """Returns the index of the prompt of a text."""
+        return self._prompt_indices[index]
+
     def prompt_of(self, index: int) -> Prompt:
         """Returns the prompt of a text."""
         return self.prompts[self._prompt_indices[index]]

@@ -14,7 +14,7 @@ from specdec_fast.server.errors import APIError, UnknownModelError
 from specdec_fast.server.generation import Prompt
 from specdec_fast.server.schemas import GenerationRequest, ResponseFormat
 
-_NAMES = {
+NAMES = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos")},
     **{name: name for name in ("skip_special_tokens", "include_stop_str_in_output")},
@@ -61,7 +61,7 @@ def read_params(
     if request.stream_options is not None and not request.stream:
         raise ValueError("stream_options: got options without a stream; expected stream true")
     given: dict[str, Any] = {"max_new_tokens": max_tokens, "logprobs": logprobs}
-    given |= {ours: getattr(request, name) for name, ours in _NAMES.items() if getattr(request, name) is not None}
+    given |= {ours: getattr(request, name) for name, ours in NAMES.items() if getattr(request, name) is not None}
     if given.get("top_k") == _OFF:
         given["top_k"] = 0
     if request.logit_bias is not None:
@@ -113,6 +113,17 @@ def check_length(prompt: Sequence[int], engine: Engine, params: SamplingParams) 
     if len(prompt) > limit - wants_text:
         bound = "fewer than" if wants_text else "at most"
         words = f"prompt: got {len(prompt)} tokens; expected {bound} the context of {limit}; shorten it"
+        raise APIError(400, words, code="context_length_exceeded")
+
+
+def check_excess(excess: str | None, engine: Engine) -> None:
+    """Refuses a prompt that `describe_excess` found far too long, before all of it is encoded.
+
+    Raises:
+        APIError: With status 400, unless `excess` is None.
+    """
+    if excess is not None:
+        words = f"prompt: {excess}; expected fewer than the context of {engine.state.max_length}; shorten it"
         raise APIError(400, words, code="context_length_exceeded")
 
 

@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab": _VALUES | {"engine", "rules", "kernels/testing"},
     "integrations": {"extras", "kernels/unknown_names", "retrieval"},
     "train": _PARTS | {"extras", "loading", "engine"},  # engine/prompts.py: texts begin as prompts do
-    "server": {"sampling", "engine", "integrations", "front"},
+    "server": {"core", "sampling", "engine", "integrations", "front"},
     "front": _ENGINE | {"loading"},  # specdec_fast/__init__.py: names only, resolved on first use
     "commands": _APPLICATIONS | {"kernels/dispatch", "kernels/inspection", "kernels/testing", "kernels/triton_shared"},
     "cli": {"commands", "core", "front"},

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import specdec_fast
 from specdec_fast import extras
 from specdec_fast.commands import open_engine
-from specdec_fast.commands.error_wording import in_flags
+from specdec_fast.commands.error_wording import OF_CODE, REMEDIES, in_flags
 from specdec_fast.commands.prompts import read_prompts
+from specdec_fast.core.remedies import RefusedError, Remedy
 
 # Arguments ({name} is a folder of the `models` fixture) and what the message must contain.
 CASES = [
@@ -185,6 +190,32 @@ def test_message_and_exit_code(
         assert fragment in result.stderr
 
 
+@pytest.mark.parametrize("columns", ["40", "100"])
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--nope"], "No such option: --nope; see `specdec --help`"),
+        (["nope"], "No such command 'nope'; see `specdec --help`"),
+        (["generate", "--nope"], "No such option: --nope"),
+        (["generate", "x", "y"], "Got unexpected extra argument(s) (y); see `specdec generate --help`"),
+        (["serve", "--port"], "Option '--port' requires an argument; see `specdec"),
+        (["tune", "nope"], "No such command 'nope'; see `specdec tune --help`"),
+        (["kernels", "list", "--nope"], "No such option: --nope; see `specdec kernels list --help`"),
+        (["datastore", "build"], "Missing argument 'inputs'; see `specdec datastore build --help`"),
+        (["train", "medusa", "--nope"], "No such option: --nope"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else None,
+)
+def test_usage_errors_have_the_form_of_all_others(run: Any, args: list[str], words: str, columns: str) -> None:
+    result = run(*args, env={"COLUMNS": columns})
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"specdec: error: {words}") and result.stderr.count("\n") == 1
+
+
+def test_a_program_without_arguments_shows_its_help(run: Any) -> None:
+    assert "Usage:" in run().output and "error" not in run("tune").stderr
+
+
 def test_a_hub_lookup_is_announced_first(run: Any, models: dict[str, str], tmp_path: Path) -> None:
     result = run("generate", "x", "--model", models["target"], "--draft", "nobody/nothing")
     asked, reworded = result.stderr.splitlines()
@@ -252,7 +283,29 @@ def test_a_missing_extra_comes_before_a_note_about_work(
     ],
 )
 def test_messages_name_parameters_by_their_flags(message: str, own: tuple[str, ...], reworded: str) -> None:
-    assert in_flags(message, own) == reworded
+    assert in_flags(ValueError(message), own) == reworded
+
+
+@pytest.mark.parametrize("remedy", Remedy)
+def test_every_remedy_is_one_of_the_program(remedy: Remedy) -> None:
+    words = in_flags(RefusedError("messages: got a fault", remedy))
+    assert words == f"messages: got a fault; {REMEDIES[remedy]}" and not re.search(r"\w=(?!\w)", words)
+
+
+def texts_of(file: Path) -> Iterator[str]:
+    """The literal texts of a module; a line break marks a value inside."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(each.value) if isinstance(each, ast.Constant) else "\n" for each in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_words_that_are_replaced_are_those_of_the_library() -> None:
+    """Else a message that changes there shows the words of Python again."""
+    package = Path(specdec_fast.__file__).parent
+    texts = [text for file in package.rglob("*.py") if "commands" not in file.parts for text in texts_of(file)]
+    assert [words for words in OF_CODE if not any(words in text for text in texts)] == []
 
 
 @pytest.mark.parametrize(

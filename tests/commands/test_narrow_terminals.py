@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from specdec_fast.cli import main
+from specdec_fast.commands import help_layout
 from specdec_fast.commands.drafters import _TERMS, collect, needed
 from specdec_fast.commands.word_wrap import wrap_words
 from specdec_fast.interfaces import Needs
@@ -29,6 +30,35 @@ def test_help_is_a_plain_list(run: Any) -> None:
     assert "…" not in text and "│" not in text and max(map(len, text.splitlines())) <= NARROW
     assert {"--no-repeat-ngram-size", "--no-fused-forward", "llguidance]", "demo-target]"} <= set(text.split())
     assert "│" in run("generate", "--help", env={"COLUMNS": "100"}).stdout
+
+
+@pytest.mark.parametrize("columns", [str(NARROW), "100"])
+@pytest.mark.parametrize("lacking", ["metavar", "param_type_name", "context_class"])
+def test_help_without_what_another_release_of_typer_lacks(
+    run: Any, monkeypatch: pytest.MonkeyPatch, lacking: str, columns: str
+) -> None:
+    class Without:
+        """An object of typer, for the layout alone."""
+
+        def __init__(self, inner: Any) -> None:
+            self.__dict__["inner"] = inner
+
+        def __getattr__(self, name: str) -> Any:
+            if name == lacking:
+                raise AttributeError(name)
+            found = getattr(self.__dict__["inner"], name)
+            return found if name != "get_params" else lambda context: map(Without, found(context))
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            setattr(self.__dict__["inner"], name, value)
+
+    for name in ("_name_values", "_fit_width"):
+        own = getattr(help_layout, name)
+        monkeypatch.setattr(help_layout, name, lambda command, ctx, own=own: own(Without(command), ctx))
+    result = run("generate", "--help", env={"COLUMNS": columns})
+    assert result.exit_code == 0 and "Usage: specdec generate" in result.stdout
+    is_table = columns == "100" or lacking == "context_class"
+    assert ("│" in result.stdout) == is_table
 
 
 def test_log_probabilities(run: Any, pair: list[str]) -> None:

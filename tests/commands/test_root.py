@@ -83,7 +83,7 @@ def test_unknown_option_and_command(run: Any) -> None:
 def test_an_option_of_another_program(run: Any, theirs: str, ours: str) -> None:
     result = run("generate", "x", theirs, "3")
     assert result.exit_code == 2
-    assert f"No such option: {theirs}; specdec calls this {ours} " in " ".join(result.stderr.split())
+    assert f"No such option: {theirs}; specdec calls this {ours}; see `" in " ".join(result.stderr.split())
 
 
 def test_an_option_that_another_command_has(run: Any) -> None:
@@ -97,7 +97,7 @@ def test_an_option_by_its_former_name(run: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(former_names.RENAMED_ARGUMENTS, "former", "num_draft_tokens")
     result = run("generate", "x", "--former", "3")
     assert result.exit_code == 2
-    assert "No such option: --former; --former is now called --draft-tokens " in " ".join(result.stderr.split())
+    assert "No such option: --former; --former is now called --draft-tokens; see `" in " ".join(result.stderr.split())
 
 
 def test_mounts_what_is_there(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, get_rule, load
 from specdec_fast.commands.open_engine import resolve
+from specdec_fast.engine.explanation import weight_storage
 
 
 def test_the_default_rule_is_not_called_a_choice() -> None:
@@ -37,6 +39,28 @@ def test_passes_say_their_dtype_and_whether_they_are_fused(options: dict[str, An
 def test_half_precision_is_named() -> None:
     with load(models.own("llama").to(torch.bfloat16), max_length=64, eos_token_ids=()) as engine:
         assert "\npasses bfloat16 on cpu, " in engine.explain()
+
+
+def test_int8_weights_are_named(tmp_path: Path) -> None:
+    models.own("llama").save_pretrained(tmp_path)
+    with load(tmp_path, max_length=64, weights="int8", dtype="bfloat16") as engine:
+        assert "\npasses int8 weights, bfloat16 computation on cpu, " in engine.explain()
+
+
+def test_weights_of_packed_layers_are_named() -> None:
+    class Packed(torch.nn.Module):
+        """Eight weights of 4 bits in each integer, as GPTQ and AWQ store them."""
+
+        in_features, out_features = 64, 32
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("qweight", torch.zeros(8, 32, dtype=torch.int32))
+            self.register_buffer("scales", torch.zeros(1, 32, dtype=torch.float16))
+
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), Packed(), torch.nn.Embedding(4, 4))
+    assert weight_storage(layers) == "int4"
+    assert weight_storage(layers[:1]) == weight_storage(None) == ""
 
 
 @pytest.mark.parametrize("fused", [None, False])

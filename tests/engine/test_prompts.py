@@ -182,3 +182,42 @@ def test_a_bad_prompt_of_a_batch_is_refused_alone() -> None:
     batch: Any = [[1], [[1], [2]], mask([[1, 2, 3]], [[1, 0, 1]]), {"input_ids": [2]}]
     handles = engine.generate(batch, SamplingParams(max_new_tokens=1, seed=1))
     assert [handle.finish_reason for handle in handles] == ["length", "error", "error", "length"]
+
+
+class Recording:
+    """A tokenizer that records how much text it encodes."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.sizes = inner, list[int]()
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        self.sizes.append(len(text))
+        found: list[int] = self.inner.encode(text, **options)
+        return found
+
+
+def test_of_a_text_that_cannot_fit_the_beginning_alone_is_encoded() -> None:
+    target = AutomatonTarget(random_logits(23, 300, seed=2), max_length=8)
+    tokenizer = Recording(byte_tokenizer())
+    engine = Engine(target, tokenizer=tokenizer)
+    words = (
+        r"prompt: got 1000000 characters, the first 128 of which are 128 tokens; expected fewer than the context lim"
+    )
+    with pytest.raises(ValueError, match=words):
+        engine.submit("x" * 1_000_000)
+    assert tokenizer.sizes == [128]
+    assert len(engine.encode("x" * 1000)) == 1000, "texts may be encoded without being submitted"
+
+
+def test_a_text_of_many_characters_and_few_tokens_is_served() -> None:
+    """This tokenizer drops blanks, and a long word is a single token."""
+    target = AutomatonTarget(random_logits(23, 300, seed=2), max_length=8)
+    engine = Engine(target, tokenizer=word_tokenizer())
+    long = " " * 3000 + "x" * 3000 + " world" + " " * 3000
+    assert engine.submit(long).prompt == [0, 2, 5]
+
+
+def test_text_that_cannot_be_encoded_keeps_its_reason() -> None:
+    engine = Engine(AutomatonTarget(random_logits(23, 300, seed=2), max_length=8), tokenizer=byte_tokenizer())
+    with pytest.raises(ValueError, match="lone surrogates"):
+        engine.submit("\ud800" * 1000)

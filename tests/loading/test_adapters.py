@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from specdec_fast import SamplingParams, load
 from specdec_fast.cli import main
+from specdec_fast.loading.adapters import _may_be_same
 from specdec_fast.targets.tiny_models import tiny_model
 
 peft = pytest.importorskip("peft")
@@ -233,3 +235,51 @@ def test_the_package_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.
         ValueError, match=r"adapter: peft is not installed; expected the extra 'adapter'; .*\[adapter\]"
     ):
         load(folder, adapter=place)
+
+
+@pytest.mark.parametrize(
+    ("trained_for", "warned"),
+    [
+        ("owner/other-model", True),
+        ("/a/folder/Other", True),
+        ("owner/Base", False),
+        ("/a/folder/base/", False),
+        (r"C:\models\base", False),
+        ("/hub/models--owner--Base/snapshots/0a1b", False),
+        ("/hub/models--owner--Other/snapshots/base", True),
+        (None, False),
+    ],
+)
+def test_an_adapter_for_another_model_is_merged_with_a_warning(
+    trained_for: str | None, warned: bool, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = saved("lora", tmp_path / "adapter", base_model_name_or_path=trained_for)
+    shutil.copytree(folder, tmp_path / "Base")
+    engine = load(tmp_path / "Base", adapter=place, max_length=64)
+    assert engine.generate([PROMPT], GREEDY)[0].tokens == text_of(adapted())
+    messages = [each for each in caplog.messages if "was trained for" in each]
+    assert len(messages) == warned
+    if warned:
+        assert repr(trained_for) in messages[0] and repr(str(tmp_path / "Base")) in messages[0]
+
+
+def test_a_base_by_another_path_is_the_same(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    place = saved("lora", tmp_path / "adapter", base_model_name_or_path=str(tmp_path / "link"))
+    load(folder, adapter=place, max_length=64)
+    assert "was trained for" not in caplog.text
+
+
+def test_an_adapter_for_another_class_is_merged_with_a_warning(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mapping = {"base_model_class": "Qwen2ForCausalLM", "parent_library": "transformers.models.qwen2.modeling_qwen2"}
+    place = saved("lora", tmp_path, base_model_name_or_path=None, auto_mapping=mapping)
+    load(folder, adapter=place, max_length=64)
+    assert "was trained for a Qwen2ForCausalLM and is merged into a LlamaForCausalLM" in caplog.text
+
+
+def test_names_of_gguf_files_say_more_than_the_model() -> None:
+    assert _may_be_same("owner/Base-1B", "folder/base-1b.Q4_K_M.gguf")
+    assert _may_be_same("owner/Base-1B", "owner/Base-1B-GGUF:base-1b-q8.gguf")
+    assert not _may_be_same("owner/Base-1B", "folder/other-1b.Q4_K_M.gguf")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.gguf_files import write_gguf
+from oracles.gguf_files import ARCHITECTURES, write_gguf
 from oracles.toy_tokenizer import byte_tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 from typer.testing import CliRunner
@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from specdec_fast import SamplingParams, load
 from specdec_fast.cli import main
 from specdec_fast.loading import load_model, load_tokenizer
+from specdec_fast.loading.gguf_reader import readable_architectures
 from specdec_fast.targets.tiny_models import tiny_model
 
 gguf = pytest.importorskip("gguf")
@@ -169,10 +170,15 @@ def test_a_folder_with_several_files_names_them(file: Path, tmp_path: Path) -> N
     assert load_model(tmp_path).config.model_type == "qwen2", "a checkpoint of transformers goes first"
 
 
-def test_a_part_of_a_file_is_refused(file: Path, tmp_path: Path) -> None:
+def test_a_part_of_a_file_is_refused(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = tmp_path / "x-00001-of-00003.gguf"
     part.write_bytes(file.read_bytes())
-    for name in (part, tmp_path):
+    renamed = write_gguf(tmp_path / "renamed.gguf", tiny(), TOKENIZER, header={"split.count": 3})
+    monkeypatch.setattr("transformers.utils.hub.cached_file", lambda *_, **__: 1 / 0)
+    with pytest.raises(ValueError, match=r"renamed.gguf', one of 3 parts of a split GGUF file; expected a single file"):
+        load(renamed)
+    renamed.unlink()
+    for name in (part, tmp_path, "owner/name:Q8/x-00001-of-00003.gguf"):
         with pytest.raises(ValueError, match="one part of a split GGUF file; expected a single file; join the parts"):
             load(name)
 
@@ -237,11 +243,53 @@ def test_a_file_on_the_hub_that_is_out_of_reach(monkeypatch: pytest.MonkeyPatch)
         load("owner/name:x.gguf")
 
 
-def test_an_architecture_that_transformers_lacks_is_named(model: Any, tmp_path: Path) -> None:
-    place = write_gguf(tmp_path / "x.gguf", model, TOKENIZER, architecture="rwkv9")
-    words = "GGUF model with architecture rwkv9 is not supported yet.; expected an architecture that transformers reads"
-    with pytest.raises(ValueError, match=f"model: got '.*x.gguf': {words}; use the original checkpoint"):
+@pytest.mark.parametrize("architecture", ["rwkv9", "mistral", "general"])
+def test_an_architecture_that_cannot_be_read_is_named(architecture: str, model: Any, tmp_path: Path) -> None:
+    """transformers lists the last two, and cannot read them."""
+    place = write_gguf(tmp_path / "x.gguf", model, TOKENIZER, architecture=architecture)
+    words = f"a GGUF file of architecture '{architecture}'; expected one that transformers reads"
+    with pytest.raises(
+        ValueError, match=rf"model: got '.*x.gguf', {words} \(.*llama, .*, qwen2moe, .*\); use the original checkp"
+    ):
         load(place)
+
+
+def test_every_architecture_of_these_tests_can_be_read() -> None:
+    known = readable_architectures()
+    assert {*ARCHITECTURES.values(), "gemma2", "gpt-oss", "qwen2moe", "qwen3moe"} <= {*known}
+    assert known == sorted(known) and "tokenizer" not in known
+
+
+def test_a_name_that_transformers_takes_for_an_architecture(model: Any, tmp_path: Path) -> None:
+    place = write_gguf(tmp_path / "x.gguf", model, TOKENIZER, header={"general.name": "mistral"})
+    with pytest.raises(ValueError, match=r"model_type: mistral .*; expected an architecture that transformers reads; "):
+        load(place)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [("mamba", "weights lack .* tensors of the arch"), ("t5", "a model of another kind; expected a decoder-o")],
+)
+def test_a_model_of_another_kind_is_refused(architecture: str, words: str, model: Any, tmp_path: Path) -> None:
+    place = write_gguf(tmp_path / "x.gguf", model, TOKENIZER, architecture=architecture)
+    with pytest.raises(ValueError, match=words) as raised:
+        load(place)
+    assert str(raised.value).startswith("model")
+
+
+def test_weights_of_an_unknown_type_are_named(model: Any, tmp_path: Path) -> None:
+    place = write_gguf(tmp_path / "x.gguf", model, TOKENIZER)
+    content, name = bytearray(place.read_bytes()), b"blk.0.attn_q.weight"
+    at = content.index(len(name).to_bytes(8, "little") + name) + 8 + len(name)
+    at += 4 + 8 * content[at]  # behind the shape
+    content[at : at + 4] = (99).to_bytes(4, "little")
+    place.write_bytes(content)
+    words = (
+        r"with weights of a type that the package gguf does not know: .*99.*; expected a quantization type that tran"
+    )
+    for call in (load, load_tokenizer):
+        with pytest.raises(ValueError, match=f"x.gguf', {words}.*; update gguf, or convert the file with llama-quan"):
+            call(place)
 
 
 def test_a_quantization_that_cannot_be_converted_is_named(

@@ -76,6 +76,9 @@ def test_models_of_torchao(kind: str) -> None:
     for name, options in WAYS.items():
         assert texts_of(model, **options()) == [want], name
     assert texts_of(model, 3)[0] == want
+    with load(model, max_length=64, eos_token_ids=()) as engine:
+        stored = {"int8 weights": "int8", "int4 weights": "int4", "float8 weights": "float8_e4m3fn"}[kind]
+        assert f"\npasses {stored} weights, float32 computation on cpu, " in engine.explain()
     assert model.model.layers[0].mlp.up_proj.weight is weight and text_of(model) == want
 
 

@@ -66,7 +66,11 @@ def write_gguf(
     if arch in ("gemma3", "starcoder2"):
         writer.add_sliding_window(config.sliding_window)
     for name, value in (header or {}).items():
-        _add(writer, name if name.startswith(("general.", "tokenizer.")) else f"{architecture or arch}.{name}", value)
+        _add(
+            writer,
+            name if name.startswith(("general.", "tokenizer.", "split.")) else f"{architecture or arch}.{name}",
+            value,
+        )
     _write_tokenizer(writer, tokenizer, config.vocab_size)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
     stored: set[int] = set()

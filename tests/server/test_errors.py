@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import httpx
 import pytest
 from oracles.toy_server import Running
+
+from specdec_fast import Engine, SamplingParams
+from specdec_fast.core.remedies import RefusedError, Remedy
+from specdec_fast.server.errors import OURS, REMEDIES, APIError, refusing
+from specdec_fast.server.parameters import NAMES
+from specdec_fast.server.schemas import ChatRequest, CompletionRequest
 
 Start = Callable[..., Running]
 JSON = {"Content-Type": "application/json"}
@@ -164,6 +173,32 @@ def test_unknown_places(served: Running) -> None:
         assert answer.status_code == status and path in message and "expected one of POST /v1/completions, " in message
     answer = served.request("GET", "/v1/models/gpt")
     assert answer.status_code == 404 and error_of(answer)["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("remedy", Remedy)
+def test_every_remedy_is_one_of_the_client(remedy: Remedy) -> None:
+    with pytest.raises(APIError) as raised, refusing():
+        raise RefusedError("messages: got a fault", remedy)
+    words = raised.value.detail
+    assert words == f"messages: got a fault; {REMEDIES[remedy]}" and not re.search(r"\w=|max_new_tokens|load", words)
+    assert raised.value.status_code == 400 and raised.value.param == "messages"
+
+
+def test_names_that_are_replaced_exist() -> None:
+    of_python = {field.name for field in fields(SamplingParams)} | {*signature(Engine.encode_chat).parameters}
+    of_api = {*CompletionRequest.model_fields, *ChatRequest.model_fields}
+    assert OURS.keys() <= of_python - of_api and {*OURS.values()} <= of_api
+    assert {name: ours for ours, name in NAMES.items() if ours != name}.items() <= OURS.items()
+
+
+def test_a_request_that_no_pool_holds_is_told_of_its_own_fields(start: Start) -> None:
+    served = start()
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(served.target.cache.pages, "num_pages", 5)
+        error = error_of(served.post("completions", {"prompt": "one", "max_tokens": 100}))
+    assert re.fullmatch(
+        r"request: \d+ tokens need \d+ pages of the cache; the pool has 4; lower max_tokens", error["message"]
+    )
 
 
 def test_a_fault_of_the_server_is_not_shown(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

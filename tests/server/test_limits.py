@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -110,3 +111,23 @@ def test_a_prompt_may_fill_the_context_if_no_token_follows(start: Start, wanted:
 def test_settings_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         Settings(**{"model_name": "toy", **wrong})
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_of_a_prompt_that_cannot_fit_the_beginning_alone_is_encoded(
+    start: Start, chat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = start(make_engine(max_length=32))
+    sizes, own = [], served.engine.tokenizer._encode_plus
+    monkeypatch.setattr(
+        served.engine.tokenizer, "_encode_plus", lambda text, *a, **k: sizes.append(len(text)) or own(text, *a, **k)
+    )
+    text = "one two " * 100_000
+    body = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": ["one", text]}
+    refused = served.post("chat/completions" if chat else "completions", body)
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["code"] == "context_length_exceeded" and sizes and max(sizes) <= 512
+    words = (
+        r"prompt: got 8\d+ characters, the first 512 of which are \d+ tokens; expected fewer than the context of 32; sh"
+    )
+    assert re.match(words, error["message"])
