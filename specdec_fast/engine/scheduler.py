@@ -39,8 +39,8 @@ class Scheduler(ABC):
     _graph_runner: CudaGraphRunner
 
     def __init__(self, target: Target, prefill_chunk: int | None, prefix_sharing: bool) -> None:
-        if prefill_chunk is not None and prefill_chunk < 1:
-            raise ValueError(f"prefill_chunk: got {prefill_chunk}; expected at least 1")
+        if prefill_chunk is not None and (not hasattr(prefill_chunk, "__index__") or prefill_chunk < 1):
+            raise ValueError(f"prefill_chunk: got {prefill_chunk!r}; expected a number of tokens, at least 1, or None")
         cache: Any = target.cache
         self.target, self._cache = target, cache
         self._prefill_chunk = prefill_chunk or (512 if cache.device.type == "cpu" else 2048)
