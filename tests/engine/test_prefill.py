@@ -114,6 +114,9 @@ def test_a_request_that_leaves_between_slices_frees_everything_at_once(
     assert own.cache.pages.num_free >= free + -(-len(LONG) // SIZE) and engine.state.num_free == 3
     assert own.cache.pages.num_named == 0 and row is not None and not own.cache.lengths[row]
     assert long.stats.seconds["prefill"] > 0 and engine.stats.seconds == long.stats.seconds
+    sizes = prefill_sizes(own)
+    engine.step()
+    assert not sizes, "no slice follows"
     again = engine.submit(LONG, params(3, 5))
     while not engine.idle:
         engine.step()
