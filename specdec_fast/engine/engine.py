@@ -59,8 +59,8 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         rule: Verification rule, by name or as an object.
         tokenizer: A transformers tokenizer. Text prompts, text output and stop strings need it.
         eos_token_ids: Token ids that end a text.
-        prefill_chunk: Most prompt tokens in one pass. Default: 512 on a CPU, whose caches hold the activations of so
-            many tokens, else 2048.
+        prefill_chunk: Most tokens that a step prefills. Longer prompts take several steps, in which other requests
+            decode. Default: 512 on a CPU, whose caches hold the activations of so many tokens, else 2048.
         budget: How many nodes are drafted: "fixed" (as many as a request asks for), "goodput" (as many as pay off), or
             a `BudgetPolicy`.
         step_mode: "auto" runs CUDA-graph steps on a GPU if drafter, rule and requests allow it. "sync" never does.
@@ -241,7 +241,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
 
     @synchronized
     def step(self, only: Collection[Handle] | None = None) -> list[Handle]:
-        """Advances every running request by one target pass.
+        """Prefills at most `prefill_chunk` tokens, then advances every prefilled request by one target pass.
 
         Args:
             only: Requests that may run. All others wait in the queue with their tokens. Which request makes steps fail
@@ -269,12 +269,12 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             graph = self.step_mode == "graph"
             if self._graph_runner.active and (self._graph_runner.memory_freed or not graph):
                 self._drain_pending()
-            handles = list(self._running.values())
+            handles, ready = list(self._running.values()), self._ready()
             with self._inside_step():
-                if handles and graph:
-                    self._graph_step(handles, clock)
-                elif handles:
-                    self._sync_step(handles, clock)
+                if ready and graph:
+                    self._graph_step(ready, clock)
+                elif ready:
+                    self._sync_step(ready, clock)
                     self._failures.record_sync_step()
                 else:
                     self._account_and_retire([], clock)
@@ -282,9 +282,9 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             updated, self._updated_handles = list(dict.fromkeys([*self._updated_handles, *ended, *handles])), []
             return updated
 
-    def _sync_step(self, handles: list[Handle], clock: Clock) -> None:
+    def _sync_step(self, ready: dict[int, Handle], clock: Clock) -> None:
         """Runs a step whose tokens the host sees before the next step begins."""
-        rows, state, target = list(self._running), self.state, self.target
+        rows, handles, state, target = list(ready), list(ready.values()), self.state, self.target
         rng, sampling = state.rng(rows), state.sampling(rows)
         with clock.time("propose"):
             draft = self._drafter_runner.propose(state, rows, rng)
@@ -321,13 +321,13 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         finally:
             self._account_and_retire(handles, clock)
 
-    def _graph_step(self, handles: list[Handle], clock: Clock) -> None:
+    def _graph_step(self, ready: dict[int, Handle], clock: Clock) -> None:
         """Launches a CUDA-graph step and reads the one before it."""
-        continues = any(handle.remaining > self._graph_runner.pending_steps(handle) for handle in handles)
+        continues = any(handle.remaining > self._graph_runner.pending_steps(handle) for handle in ready.values())
         if continues:
             try:
                 with clock.time("score"):
-                    self._graph_runner.launch(self._running)
+                    self._graph_runner.launch(ready)
             except BaseException as error:  # the device may have run a part of the step
                 self._drain_pending(clock)
                 if not isinstance(error, Exception):
@@ -338,7 +338,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         if self._graph_runner.pending > 1 or not continues:
             with clock.time("append"):
                 self._read_pending()
-        self._account_and_retire(handles, clock)
+        self._account_and_retire(list(ready.values()), clock)
 
     def _read_pending(self) -> None:
         """Reads the oldest pending step and emits its tokens."""
@@ -357,7 +357,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         """Reads all pending steps and returns all rows to `sync` steps."""
         while self._graph_runner.pending:
             self._read_pending()
-        self._account_and_retire(list(self._running.values()), clock or Clock())
+        self._account_and_retire(list(self._ready().values()), clock or Clock())
         self._graph_runner.suspend()
 
     def _prepare_for_warmup(self) -> None:
@@ -369,8 +369,8 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
     def why_not_graph(self) -> list[str]:
         """Returns why steps do not run as CUDA graphs, one sentence per reason; empty if they do."""
         if self._graph_ineligible_reasons or self._failures.reason is None:
-            return self._graph_ineligible_reasons or request_ineligible_reasons(self._running.values())
-        return [self._failures.reason, *request_ineligible_reasons(self._running.values())]
+            return self._graph_ineligible_reasons or request_ineligible_reasons(self._ready().values())
+        return [self._failures.reason, *request_ineligible_reasons(self._ready().values())]
 
     @property
     def step_mode(self) -> str:

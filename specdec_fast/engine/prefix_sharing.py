@@ -8,12 +8,26 @@ Tests: tests/engine/test_prefix_sharing.py, tests/engine/test_prefix_failures.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from specdec_fast.engine.request import Handle
 from specdec_fast.interfaces import Needs, StateView, Target, TargetOutput
+
+
+@dataclass(slots=True)
+class _Joining:
+    """A row that is not prefilled yet.
+
+    Attributes:
+        states: What is kept with the name of each adopted page: hidden states by name, or None.
+        pending: Names of the pages that the row will store. None: they get no names.
+    """
+
+    states: list[Any]
+    pending: set[bytes] | None
 
 
 class PrefixSharing:
@@ -44,8 +58,7 @@ class PrefixSharing:
             self.why_not = f"the cache ({type(cache).__name__}) cannot share pages"
         self._is_weight_check_due = True
         self._stored: set[int] = set()  # rows whose committed tokens are all stored
-        self._adopted: dict[int, list[bytes]] = {}  # names of adopted pages, by rows that are not prefilled yet
-        self._pending: set[bytes] = set()  # names of the pages that these rows will store
+        self._joining: dict[int, _Joining] = {}  # rows that are not prefilled yet
 
     def explain(self) -> str:
         """Returns in words whether prefixes are shared."""
@@ -75,6 +88,8 @@ class PrefixSharing:
         """Drops all names. Rows that run now get none."""
         if self.why_not is None:
             self._stored.clear()
+            for joining in self._joining.values():  # some of their keys were computed before
+                joining.pending = None
             self._cache.pages.forget()
 
     def begin_busy_time(self) -> None:
@@ -109,10 +124,12 @@ class PrefixSharing:
             tokens: Its committed tokens.
             pages: The pages that `find` returned.
         """
-        if handle.page_names is None or not self._pending:
+        if handle.page_names is None or not self._joining:
             return False
         names = handle.page_names.upto(tokens, len(tokens) - 1)
-        return len(pages) < len(names) and names[len(pages)] in self._pending
+        if len(pages) == len(names):
+            return False
+        return any(names[len(pages)] in joining.pending for joining in self._joining.values() if joining.pending)
 
     def join(self, handle: Handle, row: int, tokens: Sequence[int], pages: Sequence[int]) -> None:
         """Makes a row start with shared pages.
@@ -128,14 +145,15 @@ class PrefixSharing:
             return
         names = handle.page_names.upto(tokens, len(tokens) - 1)
         self._cache.adopt(row, pages)
-        self._adopted[row] = names[: len(pages)]
-        self._pending.update(names[len(pages) :])
+        keeps = self._keeps_states  # they are fetched here, since names may be dropped during the prefill
+        states = [self._cache.pages.states(name) if keeps else None for name in names[: len(pages)]]
+        self._joining[row] = _Joining(states, set(names[len(pages) :]))
         if not handle.stats.steps:
-            handle.stats.cached_tokens = min(self.num_shared(row), len(handle.prompt))
+            handle.stats.cached_tokens = min(self.num_tokens(pages), len(handle.prompt))
 
-    def num_shared(self, row: int) -> int:
-        """Returns the number of tokens that a row shares, before its prefill."""
-        return len(self._adopted.get(row, ())) * self._cache.page_size
+    def num_tokens(self, pages: Sequence[int]) -> int:
+        """Returns the number of tokens in shared pages."""
+        return len(pages) * self._cache.page_size if pages else 0
 
     def finish_prefill(
         self, view: StateView, handles: dict[int, Handle], rows: Sequence[int], output: TargetOutput | None
@@ -145,35 +163,37 @@ class PrefixSharing:
         Args:
             view: Committed data.
             handles: Requests by row.
-            rows: Rows of the prefill, in order.
-            output: Hidden states of the tokens of the prefill, row after row, or None.
+            rows: Rows whose prefill is complete, in order.
+            output: Hidden states of the tokens of their prefill, row after row, or None.
 
         Returns:
             The output for the drafter, with the hidden states of shared tokens if the drafter needs them.
         """
         if self.why_not is not None:
             return output
-        shared = [self.num_shared(row) for row in rows]
+        joining = [self._joining[row] for row in rows]
+        shared = [len(each.states) * self._cache.page_size for each in joining]
         states: list[dict[str, torch.Tensor]] = []
         if self._keeps_states:
-            output, states = self._join_states(view, rows, shared, output)
+            output, states = self._join_states(view, rows, [each.states for each in joining], shared, output)
         elif output is not None and any(shared):
             output = TargetOutput(None, output.aux_hidden_states, tuple(shared))
-        for at, row in enumerate(rows):
-            names = handles[row].page_names.upto(view.tokens(row), view.length(row) - 1)
-            known = len(self._adopted.get(row, ()))
-            self._cache.name_pages(row, names, self._split(states[at], known, len(names)) if states else ())
-            self._stored.add(row)
-        self.abandon_prefill()
+        for at, (row, each) in enumerate(zip(rows, joining)):
+            if each.pending is not None:
+                names = handles[row].page_names.upto(view.tokens(row), view.length(row) - 1)
+                known = len(each.states)
+                self._cache.name_pages(row, names, self._split(states[at], known, len(names)) if states else ())
+                self._stored.add(row)
+            del self._joining[row]
         return output
 
-    def abandon_prefill(self) -> None:
-        """Forgets the rows that wait for their prefill."""
-        self._adopted.clear()
-        self._pending.clear()
-
     def _join_states(
-        self, view: StateView, rows: Sequence[int], shared: Sequence[int], output: TargetOutput | None
+        self,
+        view: StateView,
+        rows: Sequence[int],
+        kept: Sequence[Sequence[Any]],
+        shared: Sequence[int],
+        output: TargetOutput | None,
     ) -> tuple[TargetOutput | None, list[dict[str, torch.Tensor]]]:
         """Adds the hidden states of shared tokens to the output of a prefill.
 
@@ -181,7 +201,6 @@ class PrefixSharing:
             The hidden states of all committed tokens but the roots, packed and by row. None and an empty list if there
             are no such tokens.
         """
-        kept = [[self._cache.pages.states(name) for name in self._adopted.get(row, ())] for row in rows]
         found = output.aux_hidden_states if output is not None else next((each[0] for each in kept if each), None)
         if found is None:
             return None, []
@@ -213,6 +232,7 @@ class PrefixSharing:
             row: Its row.
             tokens: Its committed tokens, of which all but the root are stored.
         """
+        self._joining.pop(row, None)
         if row not in self._stored:
             return
         self._stored.discard(row)

@@ -6,7 +6,7 @@ prompt, since shared pages have no logits. Tests: tests/engine/test_prompt_logpr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -23,17 +23,26 @@ def needs_scoring(handle: Handle) -> bool:
 
 
 class PromptScores:
-    """The log-probabilities of the prompts of a prefill.
+    """The log-probabilities of the prompts that are being prefilled.
 
     Args:
-        handles: Requests of the prefill by row. Those that need no scoring are ignored.
         vocab_size: V of the target.
     """
 
-    def __init__(self, handles: Mapping[int, Handle], vocab_size: int) -> None:
-        self._handles = {row: handle for row, handle in handles.items() if needs_scoring(handle)}
-        self._found: dict[int, list[TokenLogprob | None]] = {row: [None] for row in self._handles}
-        self._most = max(_MAX_LOGITS // vocab_size, 1)
+    def __init__(self, vocab_size: int) -> None:
+        self._handles: dict[int, Handle] = {}
+        self._found: dict[int, list[TokenLogprob | None]] = {}
+        self._vocab_size = vocab_size
+
+    def add_row(self, row: int, handle: Handle) -> None:
+        """Adds a row, if its request needs scoring."""
+        if needs_scoring(handle):
+            self._handles[row], self._found[row] = handle, [None]
+
+    def discard_row(self, row: int) -> None:
+        """Drops a row, if it is here."""
+        self._handles.pop(row, None)
+        self._found.pop(row, None)
 
     def limit(self, row: int, scored: int) -> int | None:
         """Returns the most tokens of a row that a pass may store, or None if the row needs no logits.
@@ -42,7 +51,7 @@ class PromptScores:
             row: The row.
             scored: Tokens of the pass whose logits are needed already.
         """
-        return self._most - scored if self._missing(row) else None
+        return max(_MAX_LOGITS // self._vocab_size, 1) - scored if self._missing(row) else None
 
     def _missing(self, row: int) -> int:
         """The number of prompt tokens of a row that have no log-probability yet."""
@@ -78,7 +87,7 @@ class PromptScores:
                 found += logprobs_of_tokens(logits[start : start + count], following, handle.params.prompt_logprobs)
                 start += count
 
-    def publish(self) -> None:
-        """Gives the requests their log-probabilities, after the whole prefill."""
-        for row, handle in self._handles.items():
-            handle.prompt_logprobs = self._found[row]
+    def publish(self, rows: Sequence[int]) -> None:
+        """Gives the requests of rows their log-probabilities, after the last pass of these rows."""
+        for row in self._handles.keys() & set(rows):
+            self._handles[row].prompt_logprobs = self._found[row]

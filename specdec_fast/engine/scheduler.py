@@ -13,13 +13,13 @@ from typing import Any
 
 from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
 from specdec_fast.engine.drafter_runner import DrafterRunner
-from specdec_fast.engine.prefill import prefill
+from specdec_fast.engine.prefill import Prefill
 from specdec_fast.engine.prefix_sharing import PrefixSharing
-from specdec_fast.engine.prompt_scoring import PromptScores, needs_scoring
+from specdec_fast.engine.prompt_scoring import needs_scoring
 from specdec_fast.engine.request import Handle
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.engine.stats import Clock, RequestStats
-from specdec_fast.interfaces import Needs, Target, TargetOutput
+from specdec_fast.interfaces import Needs, Target
 
 
 class Scheduler(ABC):
@@ -39,8 +39,8 @@ class Scheduler(ABC):
     _graph_runner: CudaGraphRunner
 
     def __init__(self, target: Target, prefill_chunk: int | None, prefix_sharing: bool) -> None:
-        if prefill_chunk is not None and prefill_chunk < 1:
-            raise ValueError(f"prefill_chunk: got {prefill_chunk}; expected at least 1")
+        if prefill_chunk is not None and (not hasattr(prefill_chunk, "__index__") or prefill_chunk < 1):
+            raise ValueError(f"prefill_chunk: got {prefill_chunk!r}; expected a number of tokens, at least 1, or None")
         cache: Any = target.cache
         self.target, self._cache = target, cache
         self._prefill_chunk = prefill_chunk or (512 if cache.device.type == "cpu" else 2048)
@@ -50,6 +50,7 @@ class Scheduler(ABC):
         self._queue: deque[Handle] = deque()
         self._running: dict[int, Handle] = {}  # by row, in order of admission
         self._prefixes = PrefixSharing(target, self.needs, prefix_sharing)
+        self._prefill = Prefill(target, self._prefixes.aux_hidden_states, self.state.device)
 
     @property
     def idle(self) -> bool:
@@ -65,6 +66,15 @@ class Scheduler(ABC):
     def num_queued(self) -> int:
         """Number of queued requests."""
         return len(self._queue)
+
+    @property
+    def prefilling(self) -> list[Handle]:
+        """Running requests whose tokens are not all prefilled, in order. They take no part in decoding yet."""
+        return [handle for row, handle in self._running.items() if row in self._prefill]
+
+    def _ready(self) -> dict[int, Handle]:
+        """The running requests that can decode, by row."""
+        return {row: handle for row, handle in self._running.items() if row not in self._prefill}
 
     def _unfinished(self) -> list[Handle]:
         """Queued and running requests."""
@@ -85,46 +95,57 @@ class Scheduler(ABC):
                 self._requeue(handle)
 
     def _admit_queued(self, only: Collection[Handle] | None = None) -> None:
-        """Moves queued requests to free rows while there are pages for their tokens and one step, and prefills them.
-
-        They are prefilled together. A request that shares a page with one of them waits until that page is stored.
+        """Admits queued requests, prefills at most `prefill_chunk` tokens, and gives complete rows to the drafter.
 
         Args:
             only: Requests that may leave the queue. None for all.
+        """
+        left = self._prefill_chunk
+        try:
+            self._join_queued(only)
+            while self._prefill.rows:
+                left -= self._prefill.run(left)
+                self._begin_rows(self._prefill.complete_rows)
+                if self._prefill.rows:
+                    break
+                self._join_queued(only)  # those that waited for pages of these rows
+        except BaseException:  # keys and values are incomplete, so the requests start again later
+            with ExitStack() as leaving:  # from the last to the first, and all of them even if one raises
+                for row in self._prefill.rows:
+                    if row in self._running:
+                        leaving.callback(self._requeue, self._running[row])
+                    else:
+                        self._prefill.discard(row)
+            raise
+
+    def _join_queued(self, only: Collection[Handle] | None) -> None:
+        """Moves queued requests to free rows while there are pages for their tokens and one step.
+
+        A request that shares a page with one that is being prefilled waits until that page is stored.
 
         Raises:
             RuntimeError: If the pool is smaller than a request that was accepted.
         """
-        joined: list[int] = []  # rows that are not prefilled yet
         if self._queue:
             self._claim_cache()
-        try:
-            while self.state.num_free and (handle := self._next_queued(only)) is not None:
-                tokens = [*handle.prompt, *handle.tokens]
-                length = len(tokens) + self._drafter_runner.max_draft_nodes(handle)
-                pages = [] if (scored := needs_scoring(handle)) else self._prefixes.find(handle, tokens)
-                if not scored and self._prefixes.is_pending(handle, tokens, pages):
-                    self._begin_rows(joined)
-                    joined = []
-                    continue
-                if not self._has_pages_for(length, pages):
-                    if not self._running and not joined:
-                        raise RuntimeError("engine: an empty pool has too few pages for a request that was accepted")
-                    break
-                params = self._drafter_runner.params_with_request_key(handle)
-                salt = self._prefixes.salt_of(handle)
-                row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids, salt)
-                self._queue.remove(handle)
-                handle.row, self._running[row] = row, handle
-                joined.append(row)
-                self._prefixes.join(handle, row, tokens, pages)
-                self._cache.reserve(row, length)
-            self._begin_rows(joined)
-        except BaseException:  # keys and values are incomplete, so the requests start again later
-            self._prefixes.abandon_prefill()
-            for row in reversed(joined):
-                self._requeue(self._running[row])
-            raise
+        while self.state.num_free and (handle := self._next_queued(only)) is not None:
+            tokens = [*handle.prompt, *handle.tokens]
+            length = len(tokens) + self._drafter_runner.max_draft_nodes(handle)
+            pages = [] if (scored := needs_scoring(handle)) else self._prefixes.find(handle, tokens)
+            if not scored and self._prefill.rows and self._prefixes.is_pending(handle, tokens, pages):
+                break
+            if not self._has_pages_for(length, pages):
+                if not self._running:
+                    raise RuntimeError("engine: an empty pool has too few pages for a request that was accepted")
+                break
+            params = self._drafter_runner.params_with_request_key(handle)
+            salt = self._prefixes.salt_of(handle)
+            row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids, salt)
+            self._prefill.add(row, handle, tokens[self._prefixes.num_tokens(pages) : -1])  # the root is scored later
+            self._queue.remove(handle)
+            handle.row, self._running[row] = row, handle
+            self._prefixes.join(handle, row, tokens, pages)
+            self._cache.reserve(row, length)
 
     def _next_queued(self, only: Collection[Handle] | None) -> Handle | None:
         """Returns the first queued request that may run."""
@@ -137,25 +158,18 @@ class Scheduler(ABC):
         return bool(self._cache.pages_for(length) <= self._cache.pages.num_free)
 
     def _begin_rows(self, rows: list[int]) -> None:
-        """Prefills rows and adds them to the drafter."""
+        """Adds prefilled rows to the drafter."""
         if rows:
-            output = self._prefixes.finish_prefill(self.state, self._running, rows, self._prefill(rows))
+            output = self._prefixes.finish_prefill(self.state, self._running, rows, self._prefill.collect(rows))
             self._drafter_runner.begin(self.state, rows, output)
+            for row in rows:
+                self._prefill.discard(row)
 
     def _claim_cache(self) -> None:
         """Makes sure that no other engine uses the cache."""
         self._cache.claim(self, self._running)
         if not self._running:
             self._prefixes.begin_busy_time()
-
-    def _prefill(self, rows: list[int]) -> TargetOutput | None:
-        """Stores keys and values of committed tokens but the roots and shared ones. Returns their hidden states."""
-        texts = {row: self.state.tokens(row)[self._prefixes.num_shared(row) : -1] for row in rows}
-        scores = PromptScores({row: self._running[row] for row in rows}, self.target.vocab_size)
-        names, device = self._prefixes.aux_hidden_states, self.state.device
-        output = prefill(self.target, texts, self._prefill_chunk, names, device, scores)
-        scores.publish()
-        return output
 
     def _reserve_pages(self) -> None:
         """Reserves pages for the nodes of this step. If there are too few, it preempts the youngest requests."""
@@ -202,11 +216,12 @@ class Scheduler(ABC):
             leaving.callback(self._drafter_runner.release, [row])
             leaving.callback(self._cache.release, [row])
             leaving.callback(self._prefixes.leave, handle, row, self.state.tokens(row))
+            leaving.callback(self._prefill.discard, row)
             leaving.callback(self._graph_runner.leave, row)
 
     def _end_without_text(self, clock: Clock) -> list[Handle]:
         """Ends the requests that generate nothing, after their prefill. Returns them."""
-        ended = [handle for handle in self._running.values() if not handle.params.max_new_tokens]
+        ended = [handle for handle in self._ready().values() if not handle.params.max_new_tokens]
         for handle in ended:
             handle.finish("length")
             handle.stats.seconds["prefill"] += clock.seconds["prefill"]
@@ -214,7 +229,14 @@ class Scheduler(ABC):
         return ended
 
     def _account_and_retire(self, handles: Sequence[Handle], clock: Clock) -> None:
-        """Adds the seconds of a step to its requests, and retires those that have ended."""
+        """Adds the seconds of a step to its requests, and retires those of them that have ended.
+
+        Args:
+            handles: The requests that decoded.
+            clock: The phases of the step. Requests that are still being prefilled took part in its prefill alone.
+        """
+        for handle in self.prefilling:
+            handle.stats.seconds["prefill"] += clock.seconds["prefill"]
         for handle in handles:
             for phase, seconds in clock.seconds.items():
                 handle.stats.seconds[phase] += seconds

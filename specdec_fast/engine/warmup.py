@@ -21,6 +21,7 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.engine.cuda_graph.eligibility import CaptureFailures
 from specdec_fast.engine.drafter_runner import DrafterRunner
 from specdec_fast.engine.drafter_speed import DrafterSpeed
+from specdec_fast.engine.prefill import Prefill
 from specdec_fast.engine.prefix_sharing import PrefixSharing
 from specdec_fast.engine.stats import Clock, RequestStats
 from specdec_fast.interfaces import Budget, Drafter, Rng, StateView
@@ -118,6 +119,7 @@ def _rehearse(
     if not count or new < 1:
         return
     twin = _rehearsal_engine(engine, budgets, captured)
+    twin._prefill_chunk = max(twin._prefill_chunk, sum(lengths))  # all rows take part in every step
     params = replace(params, max_new_tokens=new)
     with ExitStack() as ends:  # all of them, even if one raises
         for length in lengths[:count]:
@@ -175,6 +177,7 @@ def _rehearsal_engine(engine: Engine, budgets: Sequence[int], captured: bool) ->
     twin._abandoned = deque()
     twin.stats, twin.seconds = RequestStats(), Clock().seconds
     twin._prefixes = PrefixSharing(engine.target, engine.needs, enabled=False)
+    twin._prefill = Prefill(engine.target, twin._prefixes.aux_hidden_states, engine.state.device)
     twin.tokenizer, twin.eos_token_ids = None, ()
     drafter = engine.drafter
     if drafter is not None and (drafter.needs.host_tokens or drafter.needs.cross_request):

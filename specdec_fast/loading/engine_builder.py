@@ -83,6 +83,7 @@ def load(
     temperature: float | None = None,
     sample: Sequence[tuple[Prompt, SamplingParams]] | SampleOf = (),
     prefix_sharing: bool = True,
+    prefill_chunk: int | None = None,
     sampling: SamplingParams | str | None = None,
 ) -> Engine:
     """Builds an engine from model names.
@@ -126,6 +127,7 @@ def load(
         sample: Typical requests, or a function that makes them from the engine's default parameters. Rule `best`
             generates their first tokens to choose how to draft. Without them it chooses by what holds for every draft.
         prefix_sharing: Requests whose texts begin alike share pages of the cache, as in `Engine`.
+        prefill_chunk: Most tokens that a step prefills, as in `Engine`.
         sampling: Sampling parameters of requests without any. "model" follows what the model's generation config sets
             (do_sample, temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, ...). None keeps the
             neutral defaults of `SamplingParams`, and logs what the generation config would set.
@@ -201,7 +203,7 @@ def load(
             if hasattr(policy, "calibrate"):
                 policy.calibrate(ours, getattr(made, "num_draft_tokens", 1))
         given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
-        given |= {"prefix_sharing": prefix_sharing, "default_params": defaults}
+        given |= {"prefix_sharing": prefix_sharing, "prefill_chunk": prefill_chunk, "default_params": defaults}
         engine = Engine(ours, made, rule=selected, eos_token_ids=ids, temperature=temperature, **given)
         engine.why_rule, engine.why_drafter = why_rule or engine.why_rule, why_drafter
         for each in drafts:

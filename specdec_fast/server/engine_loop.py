@@ -88,6 +88,8 @@ class EngineLoop:
         self._active: dict[Job, None] = {}  # in order of submission
         self._suspects: list[list[Job]] = []  # groups of jobs: one of them made steps fail; the last is tried first
         self._cleared = False  # whether every group ran without failure since the last step of all
+        self._retried: list[Job] = []  # jobs of the last failure
+        self._pauses = False  # whether the last step failed
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -173,7 +175,7 @@ class EngineLoop:
     def _wait(self) -> bool:
         """Sleeps while there is nothing to do. Returns whether the thread goes on."""
         with self._wake:
-            if self.failures and not self._suspects:  # memory may be freed in the meantime
+            if self._pauses and not self._suspects:  # memory may be freed in the meantime
                 self._wake.wait(min(0.02 * 2**self.failures, _LONGEST_PAUSE))
             while not (self._calls or self._stopping or not self._engine.idle):
                 self._wake.wait()
@@ -208,22 +210,31 @@ class EngineLoop:
         """Runs a step. The engine keeps all requests of one that fails, so it is tried again.
 
         After the second failure in a row, steps of half of the requests, of quarters and so on find those that fail
-        alone. These end; all others go on.
+        alone. These end; all others go on. A failure in the last slice of a prefill follows steps that do not fail, so
+        a request counts as served only after its prefill.
         """
         group = self._next_suspects()
+        self._pauses = False
         try:
             self._engine.step(None if group is None else {job.handle for job in group if job.handle is not None})
-            self.failures = 0
         except Exception as error:
             self.failures += 1
+            self._pauses, self._retried = True, list(self._active)
             log.exception("a step failed, for the %d. time in a row", self.failures)
             if group is not None:
                 self._narrow(group, error)
             elif self.failures > 1:
                 self._suspect_admitted(error)
         else:
+            prefilling = self._engine.prefilling
             if group is None:
-                self._cleared = False
+                self._retried = [job for job in self._retried if job.handle in prefilling]
+                if not self._retried:
+                    self.failures, self._cleared = 0, False
+            elif prefilling:
+                self._suspects.append(group)
+            else:
+                self.failures = 0
 
     def _next_suspects(self) -> list[Job] | None:
         """Returns the requests of the next step: a group that is suspected, or None for all."""

@@ -174,8 +174,9 @@ def test_bad_arguments_of_the_engine() -> None:
         with pytest.raises(ValueError, match=f"num_draft_tokens: got {wrong!r}; expected an integer, 0 or more"):
             engine.submit(PROMPT, num_draft_tokens=wrong)  # type: ignore[arg-type]
         assert engine.idle
-    with pytest.raises(ValueError, match="prefill_chunk: got 0; expected at least 1"):
-        Engine(target(), prefill_chunk=0)
+    for chunk in (0, "64", 2.5):
+        with pytest.raises(ValueError, match=f"prefill_chunk: got {chunk!r}; expected a number of tokens, at least 1"):
+            Engine(target(), prefill_chunk=chunk)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="got 1 for 2 prompts; expected one, or one per prompt"):
         Engine(target()).generate([PROMPT, PROMPT], [SamplingParams()])
     with pytest.raises(ValueError, match="rule: got 'nothing'; expected one of"):

@@ -12,8 +12,8 @@ from oracles.named_pages import check_named_pages, record_names
 from specdec_fast import Engine
 from specdec_fast.cache import PageAllocator, PagedCache, PageNames, paged
 from specdec_fast.engine import engine as engine_module
-from specdec_fast.engine import scheduler
 from specdec_fast.engine.drafter_runner import DrafterRunner
+from specdec_fast.engine.prefill import Prefill
 from specdec_fast.engine.prefix_sharing import PrefixSharing
 from specdec_fast.engine.state import DecodeState
 
@@ -36,7 +36,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "join": (DecodeState, "join"),
     "append": (DecodeState, "append"),
     "leave the state": (DecodeState, "leave"),
-    "prefill": (scheduler, "prefill"),
+    "prefill": (Prefill, "run"),
     "emit": (engine_module, "emit_tokens"),
     "begin": (DrafterRunner, "begin"),
     "release the drafter": (DrafterRunner, "release"),
@@ -156,6 +156,8 @@ def test_rows_of_a_failed_prefill_give_no_names() -> None:
 
     own.before_pass = third
     handle = engine.submit(PROMPT, params(1, 5))
+    for _ in range(2):
+        engine.step()
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     assert own.cache.pages.num_named == 0 and handle.row is None and engine.num_queued == 1

@@ -39,10 +39,11 @@ def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_makes_an_engine(folder: Path) -> None:
-    engine = load(str(folder), max_length=128, max_rows=3, page_size=8, num_pages=40)
+    engine = load(str(folder), max_length=128, max_rows=3, page_size=8, num_pages=40, prefill_chunk=7)
     assert engine.drafter.name == "auto" and engine.rule.name == "replay" and engine.eos_token_ids == (VOCAB - 1,)
     assert engine.target.vocab_size == VOCAB, "padding is cut at the tokenizer's length"
     assert engine.target.cache.pages.num_pages == 40 and engine.state.max_rows == 3
+    assert engine._prefill_chunk == 7
     handle = engine.generate(["the thing"], SamplingParams(temperature=0, max_new_tokens=12))[0]
     assert handle.error is None and handle.text == TOKENIZER.decode(handle.tokens, skip_special_tokens=True)
     assert list(handle.prompt) == TOKENIZER.encode("the thing")
@@ -191,6 +192,7 @@ def test_a_draft_without_a_tokenizer_is_accepted(folder: Path, tmp_path: Path) -
         ({"compile": "yes"}, "compile: got 'yes'; expected True or False"),
         ({"fused_forward": 1}, "fused_forward: got 1; expected True or False"),
         ({"prefix_sharing": 5}, "prefix_sharing: got 5; expected True or False"),
+        ({"prefill_chunk": 0}, "prefill_chunk: got 0; expected a number of tokens, at least 1"),
         ({"drafter_options": 5}, "drafter_options: got 5; expected a dict of names and values, or None"),
         ({"temperature": -1}, "SamplingParams.temperature: got -1; expected 0 "),
         ({"eos_token_ids": ["a"]}, r"eos_token_ids: got \('a',\); expected ids of the target's vocabulary"),

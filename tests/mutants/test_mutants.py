@@ -6,7 +6,7 @@ each check must detect. A mutant that survives shows a gap in the test suite.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -26,8 +26,9 @@ import specdec_fast.cache.paged as paged_module
 import specdec_fast.drafters.draft_model as draft_model_module
 import specdec_fast.rules.rejection as token_module
 import specdec_fast.rules.replay as replay_module
-from specdec_fast import Engine
 from specdec_fast.core.draft import Draft
+from specdec_fast.engine.prefill import Prefill
+from specdec_fast.engine.request import Handle
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_kernels import distribution_stats, exact_match_verify, kv_commit, kv_slots, rejection_verify, replay_sample
@@ -207,18 +208,12 @@ def stage_one_slot_late(patch: Patch) -> None:
 
 def root_is_cached_twice(patch: Patch) -> None:
     """Prefill stores the root too, and the step stages it again."""
-    prefill = Engine._prefill
+    add = Prefill.add
 
-    def broken(self: Engine, rows: list[int]) -> Any:
-        whole = self.state
-        doubled = {row: [*whole.tokens(row), whole.tokens(row)[-1]] for row in rows}
-        self.state = type("View", (), {"device": whole.device, "tokens": lambda _, row: doubled[row]})()
-        try:
-            return prefill(self, rows)
-        finally:
-            self.state = whole
+    def broken(self: Prefill, row: int, handle: Handle, tokens: Sequence[int]) -> None:
+        add(self, row, handle, [*tokens, [*handle.prompt, *handle.tokens][-1]])
 
-    patch.setattr(Engine, "_prefill", broken)
+    patch.setattr(Prefill, "add", broken)
 
 
 def shift_noise(by: int) -> Callable[[Patch], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,8 @@ from mutants.test_suite_mutants import cases, check_detected
 
 from specdec_fast.adaptive.rest import FIRST, LONGEST, Rest
 from specdec_fast.drafters.auto import AutoDrafter
+from specdec_fast.engine.prefill import Prefill
+from specdec_fast.engine.prefix_sharing import PrefixSharing
 from specdec_fast.engine.request import Handle
 from specdec_fast.engine.scheduler import Scheduler
 
@@ -148,7 +150,55 @@ def requests_of_no_tokens_keep_their_rows(patch: Patch) -> None:
     patch.setattr(Scheduler, "_end_without_text", broken)
 
 
+def a_step_prefills_whole_prompts(patch: Patch) -> None:
+    """Running texts wait for a long prompt."""
+    run = Prefill.run
+    patch.setattr(Prefill, "run", lambda self, most: run(self, 10**6))
+
+
+def rows_decode_between_slices(patch: Patch) -> None:
+    """A row decodes after the first slice of its prompt."""
+    patch.setattr(Scheduler, "_ready", lambda self: dict(self._running))
+
+
+def rows_that_leave_are_prefilled(patch: Patch) -> None:
+    """The slices of a request go on after it was cancelled."""
+    retire = Scheduler._retire
+
+    def broken(self: Any, handle: Handle) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Prefill, "discard", lambda *arguments: None)
+            retire(self, handle)
+
+    patch.setattr(Scheduler, "_retire", broken)
+
+
+def hidden_states_of_slices_change_places(patch: Patch) -> None:
+    """A drafter gets the hidden states of the last slice first."""
+    collect = Prefill.collect
+
+    def broken(self: Prefill, rows: Sequence[int]) -> Any:
+        for row in rows:
+            self._parts[row].reverse()
+        return collect(self, rows)
+
+    patch.setattr(Prefill, "collect", broken)
+
+
+def a_reset_forgets_rows_in_their_prefill(patch: Patch) -> None:
+    """Pages that a slice stored before a reset of the prefix cache get names after it."""
+
+    def broken(self: PrefixSharing) -> None:
+        self._stored.clear()
+        self._cache.pages.forget()
+
+    patch.setattr(PrefixSharing, "forget", broken)
+
+
 REST, AUTO = "adaptive/test_rest.py", "drafters/test_auto.py"
+SLICES = "engine/test_prefill.py"
+BETWEEN = "test_running_texts_get_tokens_between_the_slices_of_a_long_prompt"
+LEAVES = "test_a_request_that_leaves_between_slices_frees_everything_at_once"
 SOME = "engine/test_pressure.py", "test_steps_of_some_requests_leave_the_others_waiting"
 NONE = "engine/test_prompt_logprobs.py", "test_requests_of_no_tokens_end_after_their_prefill"
 MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
@@ -168,6 +218,11 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (pending_steps_are_forgotten, *SOME, ("draft_model", "graph")),
     (requests_of_no_tokens_decode, *NONE, ("none", "sync")),
     (requests_of_no_tokens_keep_their_rows, *NONE, ("none", "sync")),
+    (a_step_prefills_whole_prompts, SLICES, BETWEEN, ("sync",)),
+    (rows_decode_between_slices, SLICES, BETWEEN, ("graph",)),
+    (rows_that_leave_are_prefilled, SLICES, LEAVES, ("none", "sync", "cancel")),
+    (hidden_states_of_slices_change_places, SLICES, "test_drafts_do_not_depend_on_slices", ("eagle",)),
+    (a_reset_forgets_rows_in_their_prefill, SLICES, "test_pages_of_a_prefill_that_saw_a_reset_get_no_names", ("none",)),
 ]
 
 

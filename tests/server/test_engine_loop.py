@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -210,3 +211,64 @@ def test_clients_get_an_error_without_its_cause(start: Start, stream: bool, capl
     assert "secret" not in str(failed.value)
     served.target.before_pass = None
     assert served.post("completions", {"prompt": "one"}).status_code == 200
+
+
+@pytest.mark.parametrize("others", [0, 5])
+def test_a_request_whose_last_slice_fails_ends_alone(
+    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture, others: int
+) -> None:
+    """The slices before it succeed, over and over."""
+    caplog.set_level(logging.CRITICAL)
+    engine = make_engine(max_rows=4, prefill_chunk=3)
+    made, received = jobs(others)
+    poison, causes = jobs(1, prompt=(9,) * 10)
+
+    def is_late(job: Job) -> bool:
+        return is_running(job) and int(engine.target.cache.lengths[job.handle.row]) >= 6  # type: ignore[union-attr]
+
+    fail_while(engine, lambda: any(map(is_late, poison)))
+    loop = run(engine)
+    loop.submit([*made[:3], *poison, *made[3:]]).result(SECONDS)
+    wait_for(lambda: ended(causes))
+    assert "planted" in str(causes[0][-1].error)
+    wait_for(lambda: ended(received) and nothing_is_held(engine))
+    assert texts(received) == plain(others) and (loop.failures == 0 or not others)
+
+
+def test_long_prompts_that_fail_together_end_from_the_youngest(
+    run: Callable[[Any], EngineLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each runs alone, in several slices."""
+    caplog.set_level(logging.CRITICAL)
+    engine = make_engine(max_rows=4, prefill_chunk=3)
+    made, received = jobs(2, prompt=(5,) * 10)
+    made[1].prompt[0] = 6  # they share no page
+    fail_while(engine, lambda: engine.num_running > 1 and int(engine.target.cache.lengths.max()) >= 6)
+    loop = run(engine)
+    loop.submit(made).result(SECONDS)
+    wait_for(lambda: ended(received) and nothing_is_held(engine))
+    assert received[0][-1].error is None and "planted" in str(received[1][-1].error) and loop.failures == 0
+
+
+def test_a_job_that_leaves_in_its_prefill_frees_its_row_before_the_next_slice(
+    run: Callable[[Any], EngineLoop],
+) -> None:
+    engine, passes, go = make_engine(max_rows=1, prefill_chunk=2), 0, threading.Event()
+
+    def count() -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 3:
+            assert go.wait(SECONDS)
+
+    engine.target.before_pass = count
+    made, received = jobs(1, prompt=(5,) * 200)
+    loop = run(engine)
+    loop.submit(made).result(SECONDS)
+    wait_for(lambda: passes == 3)
+    gone = loop.cancel(made)
+    go.set()
+    gone.result(SECONDS)
+    assert passes == 3 and nothing_is_held(engine)
+    wait_for(lambda: ended(received))
+    assert received[0][-1].finish_reason == "cancelled" and loop.failures == 0

@@ -137,6 +137,26 @@ def test_a_killed_client_frees_its_row(start: Start, kind: str) -> None:
     assert cancelled(served)
 
 
+def test_a_client_that_leaves_in_a_long_prefill_frees_its_row(start: Start) -> None:
+    """Within one slice. A stream beside it gets its text meanwhile."""
+    served = start(make_engine(max_rows=2, max_length=4096, prefill_chunk=4))
+    slowly(served)
+    engine = served.engine
+    running = served.client().completions.create(
+        model="toy", prompt="one", seed=1, max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
+    )
+    pieces = iter(running)
+    next(pieces)
+    with pytest.raises(httpx.TimeoutException):
+        served.post("completions", {"prompt": [5] * 3000, "max_tokens": 5}, timeout=0.3)
+    sent = sum(len(handle.tokens) for handle in engine._running.values())
+    wait_for(lambda: engine.num_running == 1)
+    assert served.target.cache.lengths.max() < 3000 and sent > 20 and next(pieces)
+    running.close()
+    wait_for(lambda: nothing_is_held(engine))
+    assert cancelled(served)
+
+
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 def test_a_client_that_leaves_while_it_waits_never_runs(start: Start, path: str) -> None:
     served = start(make_engine(max_rows=1, max_length=4096))

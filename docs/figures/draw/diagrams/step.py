@@ -50,7 +50,7 @@ PREPARATION = Phase(
     "reserve, admit",
     (
         ("running requests reserve cache pages", "Scheduler"),
-        ("new prompts are prefilled in chunks", "prefill"),
+        ("new prompts are prefilled, one slice per step", "Prefill"),
     ),
     colour=MUTED,
 )
