@@ -19,6 +19,7 @@ namespace specdec {
 namespace {
 #define SPECDEC_LANES 8
 #include "simd.h"
+#include "attention/tile_products.h"
 #include "attention/tile_kernel.h"
 }  // namespace
 }  // namespace specdec

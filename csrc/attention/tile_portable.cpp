@@ -14,6 +14,7 @@ namespace specdec {
 namespace {
 #define SPECDEC_LANES 4
 #include "simd.h"
+#include "attention/tile_products.h"
 #include "attention/tile_kernel.h"
 }  // namespace
 
