@@ -10,13 +10,11 @@ written to benchmarks/results at once.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,32 +23,13 @@ from scipy.stats import bootstrap
 
 from benchmarks.drafters import METHODS, engine_of
 from benchmarks.end_to_end import distinct_4, workload
-from benchmarks.harness.interleave import environment
+from benchmarks.harness.interleave import alternate, environment
 from benchmarks.harness.select_rows import named, where
 from specdec_fast import SamplingParams
 from specdec_fast.loading import load_model, load_tokenizer
 from specdec_fast.rules import DEFAULT
 
 AGAIN = "plain"  # the second engine without drafts
-
-
-def alternate(sides: list[Any], text: list[int], params: SamplingParams) -> tuple[list[float], list[Any]]:
-    """Runs two engines on a text, one step of each in turn; returns their seconds and handles."""
-    handles = [side.submit(text, params) for side in sides]
-    seconds, order = [0.0, 0.0], [0, 1]
-    gc.collect()
-    gc.disable()
-    try:
-        while not all(handle.finished for handle in handles):
-            for at in order:
-                if not handles[at].finished:
-                    start = perf_counter()
-                    sides[at].step()
-                    seconds[at] += perf_counter() - start
-            order.reverse()
-    finally:
-        gc.enable()
-    return seconds, handles
 
 
 def measure(

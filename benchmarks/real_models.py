@@ -3,11 +3,12 @@
     python -m benchmarks.real_models --model SmolLM2-135M-Instruct=FILE.gguf --model gemma-3-270m=FOLDER
 
 Every task is a prompt of its own: prose, a story, code, a list, an edit of code, and a summary that repeats its source.
-Instruct models get it as a question in their chat template, base models as the beginning of a text. In each round all
-sides write the same task, one after the other, and who goes first rotates. Drafters begin every text with an empty
-memory. A row is one side on one task; its speed is the median over rounds of the ratio to plain decoding in the same
-round, prefill included. Texts are compared with those of plain decoding. Rows are written to benchmarks/results as soon
-as their task is measured, and replace the rows of the same model, setting, task and side.
+Instruct models get it as a question in their chat template, base models as the beginning of a text. In each round every
+side writes the same task, and who goes first rotates. Steps of a side alternate with steps of plain decoding, so other
+load on the machine affects both alike. Drafters begin every text with an empty memory. A row is one side on one task;
+its speed is the median over rounds of the ratio to plain decoding in the same round, prefill included. Texts are
+compared with those of plain decoding. Rows are written to benchmarks/results as soon as their task is measured, and
+replace the rows of the same model, setting, task and side.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.arguments import CLOCKS, add_clock, add_models, clock_name
-from benchmarks.harness.interleave import environment
+from benchmarks.harness.interleave import alternate, environment
 from benchmarks.harness.progress_line import Progress
 from benchmarks.harness.result_files import read_rows, write_whole
 from benchmarks.harness.select_rows import RESULTS, named
@@ -116,11 +117,11 @@ class Setting:
     new_tokens: int
 
 
-def transformers_side(model: Any, setting: Setting) -> Callable[[list[int]], tuple[list[int], float]]:
+def transformers_side(model: Any, setting: Setting) -> Callable[[list[int]], list[int]]:
     """Returns plain `generate` over a model of its own."""
     model.generation_config.eos_token_id = None  # texts end by length, as ours do
 
-    def run(prompt: list[int]) -> tuple[list[int], float]:
+    def run(prompt: list[int]) -> list[int]:
         ids = torch.tensor([prompt])
         options: dict[str, Any] = {"do_sample": False}
         if setting.temperature > 0:
@@ -128,29 +129,19 @@ def transformers_side(model: Any, setting: Setting) -> Callable[[list[int]], tup
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=setting.new_tokens, pad_token_id=0, **options
         )
-        return out[0, len(prompt) :].tolist(), 1.0
-
-    return run
-
-
-def our_side(engine: Any, setting: Setting) -> Callable[[list[int]], tuple[list[int], float]]:
-    """Returns decoding by an engine, whose drafter forgets earlier texts."""
-
-    def run(prompt: list[int]) -> tuple[list[int], float]:
-        forget = getattr(engine.drafter, "forget", None)
-        if forget is not None:
-            forget()
-        params = SamplingParams(
-            temperature=setting.temperature, top_p=0.95, seed=5, max_new_tokens=setting.new_tokens, ignore_eos=True
-        )
-        (handle,) = engine.generate([prompt], params)
-        return handle.tokens, handle.stats.tau
+        return list(out[0, len(prompt) :].tolist())
 
     return run
 
 
 def measure(
-    place: str | Path, setting: Setting, names: list[str], tasks: list[str], rounds: int, clock: Callable[[], float]
+    place: str | Path,
+    setting: Setting,
+    names: list[str],
+    tasks: list[str],
+    rounds: int,
+    clock: Callable[[], float],
+    peer_rounds: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yields the rows of one model under one setting, those of a task after its last round.
 
@@ -161,36 +152,52 @@ def measure(
         tasks: Names of tasks.
         rounds: Rounds of each task, after one that does not count.
         clock: Seconds, of the wall or of the process.
+        peer_rounds: Rounds in which transformers takes part, the first ones. None for all.
     """
     torch.set_num_threads(setting.threads)
     tokenizer, model = load_tokenizer(place), load_model(place, setting.dtype)
-    sides: dict[str, Callable[[list[int]], tuple[list[int], float]]] = {}
-    for name in dict.fromkeys([PLAIN, *names]):
-        if name == PEER:
-            sides[name] = transformers_side(load_model(place, setting.dtype), setting)
-        else:  # prompts are computed anew in every round; one model serves all engines in turn
-            own = model if name == PLAIN else load_model(place, setting.dtype)
-            options = {"max_rows": 1, "max_length": 2048, "prefix_sharing": False, **SIDES[name]}
-            sides[name] = our_side(load(own, tokenizer=tokenizer, **options), setting)
-    order = list(sides)
-    progress = Progress(f"{setting.dtype}, {setting.threads} threads", len(tasks) * (rounds + 1) * len(order))
+    own = list(dict.fromkeys([PLAIN, *(name for name in names if name != PEER)]))
+    shape = {"max_rows": 1, "max_length": 2048, "prefix_sharing": False}  # prompts are computed anew in every round
+    engines = {name: load(model, tokenizer=tokenizer, **shape, **SIDES[name]) for name in own}
+    order, peer_limit = own[1:] or own, rounds if peer_rounds is None else min(peer_rounds, rounds)
+    if PEER in names:
+        peer = transformers_side(load_model(place, setting.dtype), setting)
+        order = [PEER, *order]
+    params = SamplingParams(
+        temperature=setting.temperature, top_p=0.95, seed=5, max_new_tokens=setting.new_tokens, ignore_eos=True
+    )
+    runs = (rounds + 1) * len(order) - (rounds - peer_limit) * (PEER in names)
+    progress = Progress(f"{setting.dtype}, {setting.threads} threads", len(tasks) * runs)
     for task in tasks:
         prompt = TASKS[task].prompt(tokenizer)
-        seconds: dict[str, list[float]] = {name: [] for name in order}
+        seconds: dict[str, list[float]] = {name: [] for name in [PLAIN, *order]}
+        plain: dict[str, list[float]] = {name: [] for name in order}  # of plain decoding, beside each side
         texts: dict[str, list[int]] = {}
-        taus: dict[str, float] = {}
+        taus: dict[str, float] = {PEER: 1.0}
         for turn in range(rounds + 1):
-            shift = turn % len(order)
-            for name in order[shift:] + order[:shift]:
-                gc.collect()
-                start = clock()
-                texts[name], taus[name] = sides[name](prompt)
+            for name in order[turn % len(order) :] + order[: turn % len(order)]:
+                if name == PEER and turn > peer_limit:
+                    continue
+                if name == PEER:
+                    gc.collect()
+                    start = clock()
+                    texts[PEER] = peer(prompt)
+                    found = [clock() - start]
+                else:
+                    getattr(engines[name].drafter, "forget", lambda: None)()
+                    pair = dict.fromkeys([PLAIN, name])
+                    found, handles = alternate([engines[each] for each in pair], prompt, params, clock)
+                    for each, handle in zip(pair, handles):
+                        texts[each], taus[each] = handle.tokens, handle.stats.tau
                 if turn:
-                    seconds[name].append(clock() - start)
+                    seconds[name].append(found[-1])
+                    plain[name].append(found[0])
                 progress.step()
-        for name in order:
-            ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name])]
-            peer = [theirs / own for theirs, own in zip(seconds.get(PEER, ()), seconds[name])]
+        seconds[PLAIN] = [sum(each) / len(each) for each in zip(*(plain[name] for name in order if name != PEER))]
+        for name in dict.fromkeys([PLAIN, *order]):
+            beside = seconds[PLAIN] if name in (PLAIN, PEER) else plain[name]
+            ratios = [plain / own for plain, own in zip(beside, seconds[name])]  # of rounds that both took part in
+            peers = [theirs / own for theirs, own in zip(seconds.get(PEER, ()), seconds[name])]
             yield {
                 "task": task,
                 "side": name,
@@ -198,10 +205,10 @@ def measure(
                 "tokens_per_second": setting.new_tokens / median(seconds[name]),
                 "speed_vs_plain": median(ratios),
                 "speed_vs_plain_range": [min(ratios), max(ratios)],
-                "speed_vs_transformers": median(peer) if peer else None,
+                "speed_vs_transformers": median(peers) if peers else None,
                 # transformers draws with another generator
                 "identical": None if name == PEER and setting.temperature > 0 else texts[name] == texts[PLAIN],
-                "rounds": rounds,
+                "rounds": len(ratios),
             }
 
 
@@ -239,6 +246,7 @@ def main() -> None:
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0])
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer-rounds", type=int, help="rounds in which transformers takes part; default: all")
     parser.add_argument("--only", default="", help="titles of sides, or parts of titles, separated by |")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     add_clock(parser)
@@ -252,7 +260,8 @@ def main() -> None:
         for dtype, threads, temperature in product(asked.dtype, asked.threads, asked.temperature):
             setting = Setting(dtype, threads, temperature, asked.new_tokens)
             own = {"model": model, "dtype": dtype, "threads": threads, "temperature": temperature}
-            for row in measure(place, setting, names, asked.tasks, asked.rounds, CLOCKS[clock]):
+            limits = asked.tasks, asked.rounds, CLOCKS[clock], asked.peer_rounds
+            for row in measure(place, setting, names, *limits):
                 rows = merged(rows, {**own, **row, "new_tokens": asked.new_tokens, "environment": facts})
                 write_whole(asked.out, {"rows": rows})
                 print(as_markdown(rows[-1:]).splitlines()[-1], flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from statistics import median
@@ -60,6 +60,30 @@ def interleave(
     finally:
         gc.enable()
     return Timing(seconds)
+
+
+def alternate(
+    engines: Sequence[Any], prompt: list[int], params: Any, clock: Callable[[], float] = perf_counter
+) -> tuple[list[float], list[Any]]:
+    """Writes the same text by several engines, one step of each in turn; returns their seconds and handles.
+
+    All run within the same milliseconds, so other load on the machine affects them alike.
+    """
+    handles = [engine.submit(prompt, params) for engine in engines]
+    seconds, order = [0.0] * len(engines), list(range(len(engines)))
+    gc.collect()
+    gc.disable()
+    try:
+        while not all(handle.finished for handle in handles):
+            for at in order:
+                if not handles[at].finished:
+                    start = clock()
+                    engines[at].step()
+                    seconds[at] += clock() - start
+            order.reverse()
+    finally:
+        gc.enable()
+    return seconds, handles
 
 
 def cpu_name(info: str) -> str:

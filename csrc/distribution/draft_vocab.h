@@ -9,6 +9,17 @@
 
 namespace specdec {
 
+// "token_ids" if a column of a draft vocabulary has no id of the target (*at is the column), else nullptr.
+inline const char* invalid_token_ids(const int64_t* token_ids, const TokenDistributions* draft, const TokenDistributions& target, int64_t* at) {
+  if (token_ids == nullptr || draft == nullptr) return nullptr;
+  for (int64_t c = 0; c < draft->logits.columns; ++c)
+    if (token_ids[c] < 0 || token_ids[c] >= target.logits.columns) {
+      *at = c;
+      return "token_ids";
+    }
+  return nullptr;
+}
+
 // Columns of a draft vocabulary, sorted by target id.
 class Columns {
  public:

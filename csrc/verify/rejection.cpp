@@ -338,13 +338,7 @@ const char* invalid_chain(const ChainDraft& draft, const TokenDistributions& tar
       if (draft.dists == nullptr) return "proposal_kinds";
       if (draft.dist_index[i] < 0 || draft.dist_index[i] >= draft.dists->logits.rows) return "dist_index";
     }
-  if (draft.token_ids != nullptr && draft.dists != nullptr)
-    for (int64_t c = 0; c < draft.dists->logits.columns; ++c)
-      if (draft.token_ids[c] < 0 || draft.token_ids[c] >= target.logits.columns) {
-        *at = c;
-        return "token_ids";
-      }
-  return nullptr;
+  return invalid_token_ids(draft.token_ids, draft.dists, target, at);
 }
 
 void rejection_verify(const ChainDraft& draft, const TokenDistributions& target, ChainRule rule, const StepNoise& noise, const Path& out) {

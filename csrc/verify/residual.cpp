@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "distribution/draft_vocab.h"
+
 namespace specdec {
 namespace {
 
@@ -44,13 +46,7 @@ const char* invalid_tree(const TreeDraft& draft, const TokenDistributions& targe
       if (draft.dists == nullptr) return "proposal_kinds";
       if (draft.dist_index[i] < 0 || draft.dist_index[i] >= draft.dists->logits.rows) return "dist_index";
     }
-  if (draft.token_ids != nullptr && draft.dists != nullptr)
-    for (int64_t c = 0; c < draft.dists->logits.columns; ++c)
-      if (draft.token_ids[c] < 0 || draft.token_ids[c] >= target.logits.columns) {
-        *at = c;
-        return "token_ids";
-      }
-  return nullptr;
+  return invalid_token_ids(draft.token_ids, draft.dists, target, at);
 }
 
 int32_t deepest(const TreeDraft& draft) {

@@ -189,6 +189,7 @@ def open_engine(
     threads: int | None,
     max_rows: int,
     max_length: int | None = None,
+    prefill_chunk: int | None = None,
     temperature: float | None = None,
     sample: Any = (),
     sampling: str | None = "neutral",
@@ -200,6 +201,7 @@ def open_engine(
         threads: Number of CPU threads. None: PyTorch's default.
         max_rows: Most running requests.
         max_length: Most tokens of a request. None: the default of `load`.
+        prefill_chunk: Most tokens that a step prefills. None: the default of `load`.
         temperature: Temperature of all requests, None if they differ.
         sample: Requests by which rule `best` chooses, as `load` takes them.
         sampling: Option `--sampling`: "model", "neutral", or None, which is neutral and notes what the model sets.
@@ -244,6 +246,7 @@ def open_engine(
             trust_remote_code=setup.trust_remote_code,
             max_rows=max_rows,
             max_length=max_length,
+            prefill_chunk=prefill_chunk,
             compile=setup.compile,
             fused_forward=setup.fused_forward,
             budget=setup.budget,

@@ -79,6 +79,15 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = None,
+    prefill_chunk: Annotated[
+        int | None,
+        typer.Option(
+            "--prefill-chunk",
+            min=1,
+            help="Most prompt tokens per step; fewer keep other texts flowing (default: 512 on a CPU, else 2048).",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
     dtype: options.Dtype = "float32",
     weights: options.Weights = None,
     device: options.Device = "cpu",
@@ -106,7 +115,12 @@ def serve(
         if not is_loopback(bound) and api_key is None:
             _say("warning: other machines reach this server, and no key protects it; set SPECDEC_API_KEY")
         engine = open_engine.open_engine(
-            setup, threads=threads, max_rows=max_rows, max_length=max_length, sampling=sampling
+            setup,
+            threads=threads,
+            max_rows=max_rows,
+            max_length=max_length,
+            prefill_chunk=prefill_chunk,
+            sampling=sampling,
         )
         if engine.state.device.type != "cpu":
             engine.warm()

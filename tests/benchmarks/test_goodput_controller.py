@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from benchmarks import goodput_controller
-from benchmarks.goodput_controller import AGAIN, alternate, as_markdown, measure, methods
+from benchmarks.goodput_controller import AGAIN, as_markdown, measure, methods
+from benchmarks.harness.interleave import alternate
 from benchmarks.harness.select_rows import RESULTS
 from specdec_fast import SamplingParams
 
@@ -31,11 +29,11 @@ class Side:
         self.log.append(self.name)
 
 
-def test_sides_take_turns_and_both_write_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sides_take_turns_and_both_write_to_the_end() -> None:
     clock = iter(range(100))
-    monkeypatch.setattr(goodput_controller, "perf_counter", lambda: float(next(clock)))
     log: list[str] = []
-    seconds, _ = alternate([Side("a", 5, log), Side("b", 2, log)], [1], SamplingParams())
+    sides = [Side("a", 5, log), Side("b", 2, log)]
+    seconds, _ = alternate(sides, [1], SamplingParams(), lambda: float(next(clock)))
     assert "".join(log) == "abbaaaa", "who goes first alternates"
     assert seconds == [5.0, 2.0]
 

@@ -16,13 +16,14 @@ from benchmarks.real_models import KEYS, PEER, PLAIN, SIDES, Setting, as_markdow
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
     setting = Setting("float32", 1, 0.0, 6)
-    return list(measure("demo-target", setting, [PEER, "auto"], ["list"], rounds=1, clock=perf_counter))
+    return list(measure("demo-target", setting, [PEER, "auto"], ["list"], rounds=2, clock=perf_counter, peer_rounds=1))
 
 
 def test_all_sides_write_the_text_of_plain_decoding(rows: list[dict[str, Any]]) -> None:
     assert [row["side"] for row in rows] == [PLAIN, PEER, "auto"]
     assert all(row["identical"] for row in rows) and rows[0]["speed_vs_plain"] == 1.0
     assert all(row["tokens_per_second"] > 0 and row["tau"] >= 1 for row in rows)
+    assert [row["rounds"] for row in rows] == [2, 1, 2] and all(row["speed_vs_transformers"] for row in rows)
 
 
 def test_the_table_has_a_line_per_row(rows: list[dict[str, Any]]) -> None:

@@ -40,6 +40,21 @@ def test_options_reach_the_loader(command: list[str], monkeypatch: pytest.Monkey
     assert {name: found[name] for name in wanted} == wanted and found["target"] == "a/model"
 
 
+def test_limits_of_a_server_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi")
+    found: dict[str, Any] = {}
+
+    def load(*_: object, **options: Any) -> None:
+        found.update(options)
+        raise ValueError("that is enough")
+
+    monkeypatch.setattr(loading, "load", load)
+    limits = ["--max-rows", "3", "--max-length", "64", "--prefill-chunk", "7"]
+    result = CliRunner().invoke(main, ["serve", "--port", "0", "--model", "a/model", *limits])
+    assert result.exit_code == 2 and "that is enough" in result.stderr
+    assert (found["max_rows"], found["max_length"], found["prefill_chunk"]) == (3, 64, 7)
+
+
 def test_the_report_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, file = loading.load, tmp_path / "ids.json"
     file.write_text("[[5, 6]]")
