@@ -159,7 +159,7 @@ def measure(
     own = list(dict.fromkeys([PLAIN, *(name for name in names if name != PEER)]))
     shape = {"max_rows": 1, "max_length": 2048, "prefix_sharing": False}  # prompts are computed anew in every round
     engines = {name: load(model, tokenizer=tokenizer, **shape, **SIDES[name]) for name in own}
-    order, peer_limit = own[1:] or own, rounds if peer_rounds is None else min(peer_rounds, rounds)
+    order, peer_limit = own[1:] or own, rounds if peer_rounds is None else min(max(peer_rounds, 1), rounds)
     if PEER in names:
         peer = transformers_side(load_model(place, setting.dtype), setting)
         order = [PEER, *order]
@@ -180,9 +180,11 @@ def measure(
                     continue
                 if name == PEER:
                     gc.collect()
+                    gc.disable()  # as beside the others
                     start = clock()
                     texts[PEER] = peer(prompt)
                     found = [clock() - start]
+                    gc.enable()
                 else:
                     getattr(engines[name].drafter, "forget", lambda: None)()
                     pair = dict.fromkeys([PLAIN, name])
@@ -246,7 +248,9 @@ def main() -> None:
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0])
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peer-rounds", type=int, help="rounds in which transformers takes part; default: all")
+    parser.add_argument(
+        "--peer-rounds", type=int, help="rounds in which transformers takes part, at least 1; default: all"
+    )
     parser.add_argument("--only", default="", help="titles of sides, or parts of titles, separated by |")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     add_clock(parser)

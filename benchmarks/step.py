@@ -241,6 +241,8 @@ def measure(line: Line, models: Models, steps: int, prompt: int) -> dict[str, An
     def tokens() -> int:
         return sum(len(handle.tokens) for handle in handles)
 
+    while engine.num_queued or engine.prefilling:
+        engine.step()
     for _ in range(WARM_UP):
         engine.step()
     waits(device)

@@ -195,8 +195,12 @@ AttentionProblem tree_attention(const AttentionArguments& a, Isa isa) {
     const Runner runner(a, tile_kernel(isa));
     const int64_t count = static_cast<int64_t>(jobs.size());
     int64_t chunks = 0;
-    for (const Job& job : jobs) chunks += job.chunks;
-    if (work > kGrain && chunks > count && count < 4 * thread_count()) {
+    bool wide = false;  // wide tiles are many, and their partial results would take much memory
+    for (const Job& job : jobs) {
+      chunks += job.chunks;
+      wide |= job.tile.wide;
+    }
+    if (!wide && work > kGrain && chunks > count && count < 4 * thread_count()) {
       runner.run_split(jobs, work);
     } else {
       const std::vector<Job>& list = jobs;  // `jobs` is thread-local, so workers need a reference to the caller's list

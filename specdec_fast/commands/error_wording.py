@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from specdec_fast.core.remedies import Remedy, stated
+from specdec_fast.core.remedies import RefusedError, Remedy
 
 # Fields of `SamplingParams` that have a flag. `_FLAGS` has flags that are not the field's name with dashes.
 _FIELDS = (
@@ -108,7 +108,9 @@ def in_flags(error: Exception, own: Collection[str] = ()) -> str:
     Returns:
         The message for the command line.
     """
-    message = stated(error, REMEDIES)
+    if isinstance(error, RefusedError):  # the remedy has the program's words already
+        return f"{in_flags(ValueError(error.fault), own)}; {REMEDIES[error.remedy]}"
+    message = str(error)
     message = message.replace("stop: got ('',);", "stop: got '';")  # a flag has no tuple
     for code_words, flag_words in OF_CODE.items():
         message = message.replace(code_words, flag_words)

@@ -73,7 +73,8 @@ class AutoDrafter:
             raise ValueError(f"auto of: got {of!r}; expected drafters; pass drafter='auto' to load()")
         if num_draft_tokens < 1:
             raise ValueError(f"auto num_draft_tokens: got {num_draft_tokens}; expected at least 1")
-        unfit = next((source.name for source in of if not hasattr(source, "level_rates")), None)
+        parts = "level_rates", "grow_trees"
+        unfit = next((source.name for source in of if not all(hasattr(source, part) for part in parts)), None)
         if unfit is not None:
             raise ValueError(f"auto of: got {unfit}, which states no confidence; expected suffix or recycling")
         self.num_draft_tokens = num_draft_tokens

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, overload
 
 from specdec_fast.core.remedies import RefusedError, Remedy
-from specdec_fast.engine.prompts import Prompt, describe_excess, encode_prompt
+from specdec_fast.engine.prompts import PROBED, Prompt, describe_excess, encode_prompt
 from specdec_fast.engine.request import Handle, pair_with_params, rejected_handle, resolve_params, warn_of_errors
 from specdec_fast.interfaces import Target
 from specdec_fast.sampling.params import SamplingParams
@@ -353,7 +353,7 @@ def describe_chat_excess(
         ValueError: As `ChatMethods.encode_chat`.
     """
     turns = check_messages(messages)
-    if sum(len(turn.get("content", "")) for turn in turns) <= limit:
+    if sum(len(turn.get("content", "")) for turn in turns) <= limit * PROBED // 2:
         return None  # most conversations, which need not be written twice
     text: str = _apply(tokenizer, turns, _checked_options(template_options), tokenize=False)
     return describe_excess(text, tokenizer, limit)

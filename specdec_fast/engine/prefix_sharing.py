@@ -22,7 +22,7 @@ class _Joining:
     """A row that is not prefilled yet.
 
     Attributes:
-        states: What is kept with the name of each adopted page: hidden states by name, or None.
+        states: Hidden states by name that belong to each adopted page, or None.
         pending: Names of the pages that the row will store. None: they get no names.
     """
 

@@ -30,7 +30,7 @@ _WITHOUT_EFFECT = {"token_type_ids", "special_tokens_mask", "offset_mapping", "l
 """What tokenizers return besides ids and mask; text alone has no use for it."""
 _MOST_ADDED = 4
 """Most special tokens that a tokenizer is expected to put before a text."""
-_PROBED = 16
+PROBED = 16
 """Characters per token of the limit that `describe_excess` encodes first. Most texts have 2 to 5 per token."""
 
 
@@ -101,7 +101,7 @@ def describe_excess(text: str, tokenizer: Any, limit: int) -> str | None:
         tokenizer: A transformers tokenizer.
         limit: Most tokens.
     """
-    size = _PROBED * limit
+    size = PROBED * limit
     while size < len(text):
         try:
             count = len(tokenizer.encode(text[:size], add_special_tokens=False))

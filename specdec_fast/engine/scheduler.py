@@ -39,7 +39,9 @@ class Scheduler(ABC):
     _graph_runner: CudaGraphRunner
 
     def __init__(self, target: Target, prefill_chunk: int | None, prefix_sharing: bool) -> None:
-        if prefill_chunk is not None and (not hasattr(prefill_chunk, "__index__") or prefill_chunk < 1):
+        if prefill_chunk is not None and (
+            isinstance(prefill_chunk, bool) or not hasattr(prefill_chunk, "__index__") or prefill_chunk < 1
+        ):
             raise ValueError(f"prefill_chunk: got {prefill_chunk!r}; expected a number of tokens, at least 1, or None")
         cache: Any = target.cache
         self.target, self._cache = target, cache
@@ -70,7 +72,7 @@ class Scheduler(ABC):
     @property
     def prefilling(self) -> list[Handle]:
         """Running requests whose tokens are not all prefilled, in order. They take no part in decoding yet."""
-        return [handle for row, handle in self._running.items() if row in self._prefill]
+        return [handle for row, handle in list(self._running.items()) if row in self._prefill]
 
     def _ready(self) -> dict[int, Handle]:
         """The running requests that can decode, by row."""
@@ -104,7 +106,8 @@ class Scheduler(ABC):
         try:
             self._join_queued(only)
             while self._prefill.rows:
-                left -= self._prefill.run(left)
+                while left and (stored := self._prefill.run(left)):  # rows with scores take several passes
+                    left -= stored
                 self._begin_rows(self._prefill.complete_rows)
                 if self._prefill.rows:
                     break
@@ -115,6 +118,7 @@ class Scheduler(ABC):
                     if row in self._running:
                         leaving.callback(self._requeue, self._running[row])
                     else:
+                        leaving.callback(self.state.leave, row)
                         self._prefill.discard(row)
             raise
 
@@ -142,8 +146,8 @@ class Scheduler(ABC):
             salt = self._prefixes.salt_of(handle)
             row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids, salt)
             self._prefill.add(row, handle, tokens[self._prefixes.num_tokens(pages) : -1])  # the root is scored later
-            self._queue.remove(handle)
             handle.row, self._running[row] = row, handle
+            self._queue.remove(handle)
             self._prefixes.join(handle, row, tokens, pages)
             self._cache.reserve(row, length)
 
@@ -197,7 +201,8 @@ class Scheduler(ABC):
         try:
             self._retire(handle)
         finally:
-            self._queue.appendleft(handle)
+            if handle not in self._queue:  # an interrupt may come before it has left
+                self._queue.appendleft(handle)
 
     def _requeue_running(self) -> None:
         """Requeues all requests after a failure: keys and values may be ahead of the texts."""

@@ -48,7 +48,7 @@ class TextMethods(ABC):
 
     @abstractmethod
     def step(self) -> list[Handle]:
-        """Advances every running request by one target pass."""
+        """Prefills some tokens, then advances every prefilled request by one target pass."""
 
     @abstractmethod
     def cancel(self, handle: Handle) -> None:

@@ -12,7 +12,7 @@ from uuid import uuid4
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from specdec_fast.engine.prompts import describe_excess
+from specdec_fast.engine.prompts import added_beginning, describe_excess
 from specdec_fast.server.generation import Generation, Piece, Prompt, Service
 from specdec_fast.server.parameters import check_excess, check_length, check_model, read_params, repeat
 from specdec_fast.server.responses import Decode, GenerationResponse, make_decode, prompt_logprobs_json
@@ -145,14 +145,22 @@ class _Completion:
         """Returns the tokens of a piece, after those of a prompt that is echoed."""
         index, prompt, found = piece.index, self._generation.prompt_of(piece.index), list[Scored]()
         if first and self._request.echo:
-            lacks_special = self._text_of(prompt.tokens) != prefix  # a text without those that the tokenizer adds
-            offsets = TextOffsets(self._tokenizer, (), lacks_special)
             scores = self._generation.prompt_logprobs(index)
-            found = [(at, each, min(offsets.add(at), len(prefix))) for at, each in zip(prompt.tokens, scores)]
+            offsets = [min(at, len(prefix)) for at in self._offsets_of(prompt.tokens, prefix)]
+            found = list(zip(prompt.tokens, scores, offsets))
         if first:
             skips = prompt.params[0].skip_special_tokens
             self._offsets[index] = TextOffsets(self._tokenizer, prompt.tokens, skips, len(prefix))
         return [*found, *((each.token, each, self._offsets[index].add(each.token)) for each in piece.logprobs)]
+
+    def _offsets_of(self, tokens: Sequence[int], text: str) -> list[int]:
+        """Returns where the tokens of a prompt begin in its text, which may lack those that the tokenizer adds."""
+        added = added_beginning(self._tokenizer)
+        count = len(added) if list(tokens[: len(added)]) == added else 0
+        if self._text_of(tokens[count:]) != text:
+            count = 0
+        offsets = TextOffsets(self._tokenizer, (), self._text_of(tokens[count:]) != text)
+        return [0] * count + [offsets.add(token) for token in tokens[count:]]
 
 
 def _logprobs(found: Sequence[Scored], count: int, decode: Decode) -> dict[str, list[Any]]:

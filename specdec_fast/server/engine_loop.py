@@ -210,8 +210,8 @@ class EngineLoop:
         """Runs a step. The engine keeps all requests of one that fails, so it is tried again.
 
         After the second failure in a row, steps of half of the requests, of quarters and so on find those that fail
-        alone. These end; all others go on. A failure in the last slice of a prefill follows steps that do not fail, so
-        a request counts as served only after its prefill.
+        alone. These end; all others go on. Earlier slices of a prefill may succeed, so a successful step clears a
+        request only once its prefill is complete.
         """
         group = self._next_suspects()
         self._pauses = False

@@ -35,7 +35,7 @@ REMEDIES = {
     Remedy.CHAT_TEMPLATE: "use /v1/completions, or start the server with an instruct model: --model",
     Remedy.OTHER_MESSAGES: "change them",
     Remedy.OWN_TEMPLATE: "leave it out",
-    Remedy.TEMPLATE_ARGUMENTS: ("pass add_generation_prompt and continue_final_message beside it, and drop the others"),
+    Remedy.TEMPLATE_ARGUMENTS: "pass add_generation_prompt and continue_final_message beside it, and drop the others",
     Remedy.MORE_PAGES: "lower max_tokens",
 }
 """What a client does about a request that the engine refuses."""

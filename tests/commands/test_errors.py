@@ -290,6 +290,8 @@ def test_messages_name_parameters_by_their_flags(message: str, own: tuple[str, .
 def test_every_remedy_is_one_of_the_program(remedy: Remedy) -> None:
     words = in_flags(RefusedError("messages: got a fault", remedy))
     assert words == f"messages: got a fault; {REMEDIES[remedy]}" and not re.search(r"\w=(?!\w)", words)
+    words = in_flags(RefusedError("bad_words: got a fault", remedy))
+    assert words == f"--bad-word: got a fault; {REMEDIES[remedy]}"
 
 
 def texts_of(file: Path) -> Iterator[str]:

@@ -7,7 +7,7 @@ import pickle
 from specdec_fast.core.remedies import RefusedError, Remedy, stated
 
 
-def test_fault_and_remedy_are_told_apart() -> None:
+def test_fault_and_remedy_are_separate() -> None:
     error = RefusedError("messages: got none; expected one", Remedy.OTHER_MESSAGES)
     assert str(error) == "messages: got none; expected one; change them, or pass another chat_template"
     assert stated(error, {Remedy.OTHER_MESSAGES: "change them"}) == "messages: got none; expected one; change them"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -313,3 +314,45 @@ def test_warm_runs_all_rows_together_whatever_the_chunk(monkeypatch: pytest.Monk
     monkeypatch.setattr(Engine, "_sync_step", counted)
     engine.warm([(4, 0)])
     assert {*counts} == {4}
+
+
+@pytest.mark.parametrize("place", ["before it has the row", "while it leaves the queue"])
+def test_an_interrupt_while_a_request_joins_loses_nothing(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(target(), prefill_chunk=CHUNK)
+    handle, faults = engine.submit(LONG, params(2, 9)), [KeyboardInterrupt()]
+
+    class Queue(deque[Handle]):
+        def remove(self, each: Handle) -> None:
+            if faults:
+                raise faults.pop()
+            super().remove(each)
+
+    if place == "while it leaves the queue":
+        engine._queue = Queue(engine._queue)
+    else:
+        own = engine._prefill.add
+
+        def add(*arguments: Any) -> None:
+            own(*arguments)
+            if faults:
+                raise faults.pop()
+
+        monkeypatch.setattr(engine._prefill, "add", add)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert handle.row is None and list(engine._queue) == [handle] and engine.state.num_free == engine.state.max_rows
+    while not engine.idle:
+        engine.step()
+    assert handle.tokens == alone(LONG, params(2, 9)) and nothing_is_held(engine)
+
+
+def test_a_step_scores_as_many_tokens_as_it_may_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes with scores are short, since they have logits; a step runs several of them."""
+    monkeypatch.setattr("specdec_fast.engine.prompt_scoring._MAX_LOGITS", 3 * target().vocab_size)
+    own = target()
+    engine, sizes = Engine(own, prefill_chunk=16), prefill_sizes(own)
+    handle = engine.submit(LONG, SamplingParams(max_new_tokens=1, temperature=0, prompt_logprobs=0))
+    engine.step()
+    assert sum(sizes) == 16 and max(sizes) == 3 and engine.prefilling == [handle]
+    engine.step()
+    assert handle.prompt_logprobs is not None and sum(sizes) == len(LONG) - 1

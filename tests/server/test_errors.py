@@ -191,7 +191,7 @@ def test_names_that_are_replaced_exist() -> None:
     assert {name: ours for ours, name in NAMES.items() if ours != name}.items() <= OURS.items()
 
 
-def test_a_request_that_no_pool_holds_is_told_of_its_own_fields(start: Start) -> None:
+def test_a_request_that_no_pool_holds_gets_an_error_about_its_own_fields(start: Start) -> None:
     served = start()
     with pytest.MonkeyPatch.context() as small:
         small.setattr(served.target.cache.pages, "num_pages", 5)

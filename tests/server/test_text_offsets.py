@@ -66,6 +66,17 @@ def test_a_prompt_of_such_characters_is_echoed(served: Running, stream: bool, pr
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_tokens_behind_a_special_token_of_a_prompt(served: Running, stream: bool) -> None:
+    """The text has the special token that it was given, and lacks the one that the tokenizer adds."""
+    prompt = "one <bos>two"
+    text, found = read(served, stream, prompt=prompt, seed=1, max_tokens=1, logprobs=1, echo=True)
+    inside = TOKENIZER.encode(prompt, add_special_tokens=False)
+    offsets, tokens = found["text_offset"], found["tokens"]
+    assert text.startswith(prompt) and len(offsets) == len(TOKENIZER.encode(prompt)) + 1 > len(inside) + 1
+    assert offsets[0] == 0 and all(text[at:].startswith(token) for at, token in list(zip(offsets, tokens))[1:-1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_text_that_a_stop_string_cuts(served: Running, stream: bool) -> None:
     body: dict[str, Any] = {"prompt": "one", "seed": 3, "max_tokens": 24, "logprobs": 0}
     whole, all_tokens = read(served, stream, **body)

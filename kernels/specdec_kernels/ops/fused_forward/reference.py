@@ -91,9 +91,9 @@ def fused_forward(
 
     Returns:
         Logits [N, V] of the decoder's dtype, computed in it. The C++ backend takes float32 and bfloat16. It gives nodes
-        of a request the same bits whatever requests are beside it, and a node whatever other nodes its request has, up
-        to 64. In bfloat16 it adds in float32 and rounds where a model of that type does. With `states`, a pair: the
-        same logits, and the hidden states [S, M, hidden] of all nodes.
+        of a request the same bits whatever requests are beside it, and a node whatever other nodes its request has,
+        except for trees of more than 64 nodes. In bfloat16 it adds in float32 and rounds where a model of that type
+        does. With `states`, a pair: the same logits, and the hidden states [S, M, hidden] of all nodes.
 
     Raises:
         ValueError: If arguments do not fit.

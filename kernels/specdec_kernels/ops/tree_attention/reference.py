@@ -105,7 +105,8 @@ def tree_attention(
         value_scale: Factors of the cached values, float32 [Hkv].
         workspace: Scratch, uint8 [`tree_attention.workspace_size(...)`]. With `out` too, backends allocate nothing.
         batch_invariant: Whether GPU kernels add keys in an order that depends on their slots alone, so that the bits of
-            a node do not depend on the rest of the batch. The C++ kernel always does, for up to 64 nodes per request.
+            a node do not depend on the rest of the batch. The C++ kernel always does so, except for trees of more than
+            64 nodes.
         plan: Result of `plan_for` for this pass, with the same lengths and offsets. GPU kernels then run on a fixed
             grid whose programs read equal shares of all keys. Ignored with `batch_invariant`.
 
