@@ -23,6 +23,10 @@ class _Shared:
         self._state = ModelState(model)
         self._count = 0
 
+    def restore_attention(self) -> None:
+        """Gives the model the attention that it had before its first target."""
+        self._state.restore_attention()
+
     def take(self) -> None:
         """Counts one more target."""
         self._count += 1
@@ -66,6 +70,11 @@ class ModelLease:
         self._when_collected.detach()
         if shared is not None:
             shared.give()
+
+    def restore_attention(self) -> None:
+        """Gives the model the attention that it had before its first target, until another is set."""
+        assert self._shared is not None
+        self._shared.restore_attention()
 
     def release_explicitly(self) -> None:
         """Lets only `release` end this use, for a model that disappears together with its target."""

@@ -31,14 +31,18 @@ class ModelState:
         """Gives the model this state back."""
         for module, training in self._training:
             module.training = training
-        for config, implementation in self._attention:
-            config._attn_implementation_internal = implementation
+        self.restore_attention()
         for module, kind, shape, stride in self._linear:
             module.__class__ = kind
             weight = module.weight
             if weight.stride() != stride and weight.shape == shape and _has_strides(weight):
                 memory = torch.empty_strided(weight.shape, stride, dtype=weight.dtype, device=weight.device)
                 weight.data = memory.copy_(weight.data)
+
+    def restore_attention(self) -> None:
+        """Gives the model the attention of this state back, and nothing else."""
+        for config, implementation in self._attention:
+            config._attn_implementation_internal = implementation
 
 
 def _configs(model: Any) -> list[Any]:

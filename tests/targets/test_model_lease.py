@@ -10,6 +10,7 @@ import pytest
 import torch
 from oracles import models
 
+from specdec_fast.targets import load_checks
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.targets.linear_layers import BatchInvariantLinear
 
@@ -36,6 +37,25 @@ def test_a_closed_target_gives_the_model_back(family: str, own: str) -> None:
     assert describe(model) == before
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
     assert models.own_text(model.eval()) == text
+
+
+@pytest.mark.parametrize("own", ["eager", "sdpa"])
+def test_every_target_is_compared_with_the_model_as_it_came(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another attention rounds differently: the fused passes of a second target were refused in half precision."""
+    model, seen = models.own("llama"), []
+    model.set_attn_implementation(own)
+    own_logits = load_checks.own_logits
+
+    def watched(model: Any, sample: torch.Tensor) -> torch.Tensor:
+        seen.append(model.config._attn_implementation)
+        return own_logits(model, sample)
+
+    monkeypatch.setattr(load_checks, "own_logits", watched)
+    targets = [HuggingFaceTarget(model, max_rows=1, max_length=32) for _ in range(2)]
+    assert seen == [own, own]
+    for target in targets:
+        target.close()
+    assert model.config._attn_implementation == own
 
 
 def test_the_last_of_several_targets_gives_the_model_back() -> None:
