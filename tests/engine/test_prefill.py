@@ -24,6 +24,15 @@ def nothing_is_held(engine: Engine) -> bool:
     return engine.idle and engine.state.num_free == engine.state.max_rows and engine._cache.pages.num_used == 0
 
 
+def check_end(engine: Engine, *texts: tuple[Handle, list[int], SamplingParams]) -> None:
+    """Steps to the end: every request has the text of its prompt alone, and nothing is held."""
+    while not engine.idle:
+        engine.step()
+    for handle, prompt, own in texts:
+        assert handle.tokens == alone(prompt, own)
+    assert nothing_is_held(engine)
+
+
 def prefill_sizes(own: Any) -> list[int]:
     """The tokens of every prefill pass from now on."""
     sizes, extend = [], own.extend
@@ -66,10 +75,7 @@ def test_running_texts_get_tokens_between_the_slices_of_a_long_prompt(mode: str)
     assert not engine.prefilling and sizes == [CHUNK] * (SLICES - 1) + [1]
     engine.step()
     assert len(long.tokens) == (2 if mode == "sync" else 1), "it decodes in the step of its last slice"
-    while not engine.idle:
-        engine.step()
-    assert [running.tokens, long.tokens] == [alone([2, 6], params(1, 40)), alone(LONG, params(2, 9))]
-    assert nothing_is_held(engine)
+    check_end(engine, (running, [2, 6], params(1, 40)), (long, LONG, params(2, 9)))
 
 
 def test_a_step_prefills_a_chunk_of_all_rows_together() -> None:
@@ -147,10 +153,7 @@ def test_a_slice_that_fails_costs_the_running_text_nothing(mode: str, error: typ
     assert running.row == row and own.cache.pages.num_used == len(own.cache._owned[row])
     engine.step()
     assert running.row == row and len(running.tokens) == before + 1
-    while not engine.idle:
-        engine.step()
-    assert [running.tokens, long.tokens] == [alone([2, 6], params(1, 40)), alone(LONG, params(2, 9))]
-    assert nothing_is_held(engine)
+    check_end(engine, (running, [2, 6], params(1, 40)), (long, LONG, params(2, 9)))
 
 
 def test_a_request_that_shares_a_page_waits_for_the_whole_prefill() -> None:
@@ -208,10 +211,7 @@ def test_the_youngest_leaves_in_its_prefill_if_pages_run_out() -> None:
         engine.step()
         assert engine.prefilling == [long] or long.row is None
     assert long.row is None and not long.tokens and not engine.prefilling and own.cache.pages.num_named == 0
-    while not engine.idle:
-        engine.step()
-    assert [running.tokens, long.tokens] == [alone([2, 6], params(1, 30)), alone(LONG, params(2, 4))]
-    assert nothing_is_held(engine)
+    check_end(engine, (running, [2, 6], params(1, 30)), (long, LONG, params(2, 4)))
 
 
 def test_a_step_of_others_returns_a_prefill_to_the_queue() -> None:
@@ -341,9 +341,7 @@ def test_an_interrupt_while_a_request_joins_loses_nothing(place: str, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     assert handle.row is None and list(engine._queue) == [handle] and engine.state.num_free == engine.state.max_rows
-    while not engine.idle:
-        engine.step()
-    assert handle.tokens == alone(LONG, params(2, 9)) and nothing_is_held(engine)
+    check_end(engine, (handle, LONG, params(2, 9)))
 
 
 def test_a_step_scores_as_many_tokens_as_it_may_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
