@@ -25,8 +25,8 @@ class Job:
     """One program to run.
 
     Attributes:
-        kind: "operator" or "step".
-        given: Arguments of `run_operator` or `run_step`.
+        kind: "operator", "step" or "draws".
+        given: Arguments of `run_operator`, `run_step` or `run_draws`.
     """
 
     kind: str
@@ -53,6 +53,13 @@ def step_jobs() -> list[Job]:
     return [*jobs, Job("step", ("1b", "eagle3", 1, 4, "sync")), Job("step", ("1b", "draft_model", 1, 4, "graph"))]
 
 
+def draw_jobs() -> list[Job]:
+    """Returns the draws of every rule against its distribution."""
+    from benchmarks.lab.draws_time import RULES
+
+    return [Job("draws", (rule,)) for rule in RULES]
+
+
 def tiny_jobs() -> list[Job]:
     """Returns one job of each kind, for rehearsals."""
     from specdec_kernels.testing.samples_attention import Sizes
@@ -60,16 +67,13 @@ def tiny_jobs() -> list[Job]:
     return [Job("operator", ("tree_plan", Sizes())), Job("step", ("tiny", "eagle3", 1, 2, "graph"))]
 
 
-JOBS = {"operators": operator_jobs, "steps": step_jobs, "tiny": tiny_jobs, "tests": list}
+JOBS = {"operators": operator_jobs, "steps": step_jobs, "draws": draw_jobs, "tiny": tiny_jobs, "tests": list}
 """Groups of jobs by name; "tests" are those of tests/gpu, which run by themselves."""
 
 
 def run(job: Job) -> None:
     """Runs the job on the simulated GPU of this process."""
-    if job.kind == "operator":
-        run_operator(*job.given)
-    else:
-        run_step(*job.given)
+    {"operator": run_operator, "step": run_step, "draws": run_draws}[job.kind](*job.given)
 
 
 def run_operator(op: str, sizes: Any) -> None:
@@ -106,6 +110,17 @@ def run_step(shape: str, drafter: str, rows: int, drafted: int, mode: str) -> No
             stack.enter_context(patch("benchmarks.step.traced", lambda *_: None))
         prompt = 512 if rows == 1 and shape != "tiny" else 8  # (a long one for all rows takes minutes on a CPU)
         step.measure(line, step.Models(shape, torch.device("cuda")), steps=1, prompt=prompt)
+
+
+def run_draws(rule: str, vocab: int = 32_000) -> None:
+    """Draws a few texts under a rule: one number of them is a multiple of 16, which is compiled apart, one is not."""
+    from benchmarks.lab.draws_time import place
+    from specdec_fast.lab.draw_counts import Drawing
+    from specdec_fast.rules import get_rule
+
+    here = place(vocab)
+    for count in (64, 69):
+        Drawing(here, get_rule(rule), seed=1, device="cuda").run(count)
 
 
 @contextmanager

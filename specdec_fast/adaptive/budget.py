@@ -224,19 +224,23 @@ class Goodput:
 
     def _maximize_goodput(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         """The budgets with the most expected tokens per second."""
-        gains = [self._cost_model.expected_accepted(row, limit) for row, limit in zip(rows, most)]
-        chances = [(self._cost_model.draft_probability(row), self._cost_model.scoring_probability(row)) for row in rows]
+        gains = [self._cost_model.node_gains(row, limit) for row, limit in zip(rows, most)]
+        sizes = [self._cost_model.size_probabilities(row, limit) for row, limit in zip(rows, most)]
         verify, propose = self._verify_times.table(len(rows) + sum(most)), self._propose_times.table(max(most))
-        heap = [(own[0] - own[1], at) for at, own in enumerate(gains) if len(own) > 1]
+        heap = [(-own[0], at) for at, own in enumerate(gains) if own]
         heapify(heap)
-        count, tokens, plain = len(rows), float(len(rows)), max(verify[len(rows)], 1e-9)
+        tokens, plain, expected = float(len(rows)), max(verify[len(rows)], 1e-9), 0.0  # expected: nodes of all drafts
         nodes, order, free, seconds = [0] * len(rows), [], _FREE * plain, plain
-        best, keep, widest, likeliest = tokens / plain, 0, 0, 0.0
+        best, keep, widest, likeliest, own_expected = tokens / plain, 0, 0, 0.0, [0.0] * len(rows)
         while heap:
             gain, at = heap[0]
-            (drafted, scored), count, nodes[at] = chances[at], count + 1, nodes[at] + 1
-            tokens, seconds = tokens - drafted * gain, seconds + scored * (verify[count] - verify[count - 1])
-            widest, likeliest = max(widest, nodes[at]), max(likeliest, scored)
+            chance, nodes[at] = sizes[at][nodes[at]], nodes[at] + 1
+            # the row has this node only with all those before; of the other rows, the expected nodes are there
+            others = int(len(rows) + expected - own_expected[at])
+            slope = verify[others + nodes[at]] - verify[others + nodes[at] - 1]
+            tokens, seconds = tokens - gain, seconds + chance * slope
+            expected, own_expected[at] = expected + chance, own_expected[at] + chance
+            widest, likeliest = max(widest, nodes[at]), max(likeliest, chance)
             order.append(at)
             work = propose[widest] if propose[widest] > free else 0.0
             cost = max(seconds, plain) + work  # a larger pass cannot take less time
@@ -244,7 +248,7 @@ class Goodput:
             if found > best:
                 best, keep = found, len(order)
             own, after = gains[at], nodes[at]
-            heapreplace(heap, (own[after] - own[after + 1], at) if after + 1 < len(own) else (1.0, at))
+            heapreplace(heap, (-own[after], at) if after < len(own) else (1.0, at))
             if heap[0][0] > 0:  # all remaining rows have their largest budget
                 break
         budgets = [0] * len(rows)

@@ -1,4 +1,4 @@
-"""Cost model of drafts: measured seconds by number of nodes, and expected accepted tokens by budget.
+"""Cost model of drafts: measured seconds by number of nodes, expected nodes and accepted tokens by budget.
 
 It reads committed data and times only. Tests: tests/adaptive/test_cost_model.py.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 
 @dataclass(slots=True)
@@ -16,17 +17,16 @@ class DraftOutcome:
 
     Attributes:
         num_drafted: Nodes that may be accepted, root not counted.
-        depth: Depth of these nodes.
-        depths_tested: Depths that the rule tested.
         num_accepted: Accepted draft tokens.
         num_scored: All nodes that were scored for the draft, score-only nodes included.
+        path: Numbers of the accepted nodes among those that may be accepted, in the drafter's order, from 1. None
+            stands for 1, 2, ..., `num_accepted`, as in a chain.
     """
 
     num_drafted: int
-    depth: int
-    depths_tested: int
     num_accepted: int
     num_scored: int
+    path: Sequence[int] | None = None
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ class TimeTable:
     Numbers are measured at different times, and a shared machine is faster at one time than at another. `slowdown`
     follows the machine's speed quickly and applies to all numbers, so measurements of different times can be compared.
 
-    With a `prior`, measurements are stored relative to it. Numbers that were never measured then have the prior's
-    seconds, corrected by the nearest measurements.
+    With a `prior`, measurements are stored relative to it, and the prior counts as some measurements of every number.
+    Numbers that were never measured have the prior's seconds, corrected by the nearest measurements.
 
     Attributes:
         slowdown_rate: Weight of each measurement in `slowdown`.
@@ -54,6 +54,7 @@ class TimeTable:
     keys: list[int] = field(default_factory=list)
     slowdown: float = 1.0
     prior: TimeTable | None = None
+    _latest: list[float] = field(default_factory=list)  # latest measurements relative to `prior` and `seconds`
 
     def add(self, number: int, seconds: float) -> None:
         """Adds a measurement. Numbers above 32 are rounded down to multiples of 8."""
@@ -62,8 +63,10 @@ class TimeTable:
         count = self.counts.get(key, 0)
         if not count:
             self.keys.insert(bisect_left(self.keys, key), key)
-            self.seconds[key] = seconds / self.slowdown
-        else:  # outliers are clipped, since the machine may pause; an early outlier is soon overruled
+            self.seconds[key] = seconds / self.slowdown if self.prior is None else 1.0
+        if self.prior is not None:
+            self._correct(key, count, seconds)
+        elif count:  # outliers are clipped, since the machine may pause; an early outlier is soon overruled
             scaled, known = seconds / self.slowdown, self.seconds[key]
             if count < 4:
                 known = min(known, 1.5 * scaled)
@@ -72,6 +75,19 @@ class TimeTable:
             if count >= 4 and known > 0:
                 self.slowdown *= 1 + self.slowdown_rate * (clipped / known - 1)
         self.counts[key] = count + 1
+
+    def _correct(self, key: int, count: int, factor: float) -> None:
+        """Adds a measurement beside the prior: `factor` times its seconds.
+
+        The machine's speed is the median of the latest measurements, so one slow pass says nothing of other numbers.
+        The prior counts as some measurements of every number.
+        """
+        known = self.seconds[key]
+        if self._latest:
+            clipped = min(max(factor / self.slowdown, 0.8 * known), 1.25 * known)
+            self.seconds[key] = known + max(1 / (count + _PRIOR_MEASUREMENTS + 1), 0.05) * (clipped - known)
+        self._latest = [*self._latest[1 - _LATEST :], factor / known]
+        self.slowdown = median(self._latest)
 
     def seconds_at(self, number: int) -> float:
         """Returns the seconds for a number of nodes.
@@ -119,78 +135,108 @@ class TimeTable:
 
 
 @dataclass(slots=True)
-class _Rate:
-    """A success rate in which recent trials count more."""
-
-    trials: float = 0.0
-    successes: float = 0.0
-
-    def decay(self, factor: float) -> None:
-        """Reduces the weight of earlier trials."""
-        self.trials *= factor
-        self.successes *= factor
-
-    def add(self, factor: float, success: bool) -> None:
-        """Adds a trial."""
-        self.decay(factor)
-        self.trials += 1
-        self.successes += success
-
-    def estimate(self, prior: float, weight: float) -> float:
-        """Success rate, with a prior that counts as `weight` trials."""
-        return (self.successes + weight * prior) / (self.trials + weight)
-
-
-@dataclass(slots=True)
-class _Rates:
-    """Success rates of drafts.
+class Lengths:
+    """Lengths of past drafts, in which recent ones count more. Some were cut, so only their least length is known.
 
     Attributes:
-        decay: Factor on the weight of earlier trials.
-        drafts: A requested draft had nodes that may be accepted.
-        passes: A requested draft had nodes to score.
-        accepted: Acceptance at each depth, given that the depth was tested. Depths that are no longer drafted decay
-            too, so early rejections there do not count forever.
+        decay: Factor on the weight of earlier lengths.
+        weight: Weight of the latest length. It grows, so that earlier weights need no change.
+        ended: Weight of the lengths that ended by themselves, by length.
+        cut: Weight of the lengths that were cut, by length.
+        gaps: Weight of the lengths that left out a number below them, by number.
+
+    Source:
+        Kaplan and Meier 1958, with priors and decay.
     """
 
     decay: float
-    drafts: _Rate = field(default_factory=_Rate)
-    passes: _Rate = field(default_factory=_Rate)
-    accepted: list[_Rate] = field(default_factory=list)
+    weight: float = 1.0
+    ended: list[float] = field(default_factory=list)
+    cut: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
 
-    def add(self, outcome: DraftOutcome) -> None:
-        self.drafts.add(self.decay, outcome.num_drafted > 0)
-        self.passes.add(self.decay, outcome.num_scored > 0)
-        if not outcome.num_drafted:
-            return
-        while len(self.accepted) < outcome.depths_tested:
-            self.accepted.append(_Rate())
-        for depth in range(outcome.depths_tested):
-            self.accepted[depth].add(self.decay, depth < outcome.num_accepted)
-        for rate in self.accepted[outcome.depth :]:
-            rate.decay(self.decay)
+    def add(self, length: int, cut: bool, path: Sequence[int] | None = None) -> None:
+        """Adds a length.
 
-    def rate(self, depth: int, prior: float, weight: float) -> float:
-        """Acceptance rate of a depth."""
-        return self.accepted[depth].estimate(prior, weight) if depth < len(self.accepted) else prior
+        Args:
+            length: The length.
+            cut: It might have been larger.
+            path: Its numbers, from 1 up to `length`. None for all of them.
+        """
+        if length >= len(self.cut):
+            more = [0.0] * (length + 1 - len(self.cut))
+            self.ended, self.cut, self.gaps = self.ended + more, self.cut + more, self.gaps + more
+        self.weight /= self.decay
+        (self.cut if cut else self.ended)[length] += self.weight
+        if path is not None and len(path) < length:
+            for number in {*range(1, length)} - {*path}:
+                self.gaps[number] += self.weight
+        if self.weight > _LARGEST_WEIGHT:
+            for weights in (self.ended, self.cut, self.gaps):
+                weights[:] = [each / self.weight for each in weights]
+            self.weight = 1.0
+
+    def trials(self, most: int) -> list[tuple[float, float]]:
+        """Counts how often a length went on, and how often it could have.
+
+        Args:
+            most: Number of lengths.
+
+        Returns:
+            For every length n from 0 to most - 1: number of lengths above n, and number of those above n or ended at n.
+        """
+        found, above = [(0.0, 0.0)] * most, 0.0
+        for length in range(len(self.cut) - 1, -1, -1):
+            if length < most:
+                found[length] = above / self.weight, (above + self.ended[length]) / self.weight
+            above += self.ended[length] + self.cut[length]
+        return found
+
+    def presence(self, most: int) -> list[float]:
+        """Returns the share of numbers 1, 2, ..., `most` that were not left out, among lengths of at least as much."""
+        found = [1.0] * most
+        for number, ((reached, _), gap) in enumerate(zip(self.trials(most), self.gaps[1:])):
+            found[number] -= gap / self.weight / (reached + _PRIOR_WEIGHT)
+        return found
+
+
+def survival(parts: Sequence[Lengths], most: int, rate: float) -> list[float]:
+    """Estimates how probable lengths are.
+
+    Args:
+        parts: Lengths of all rows, and those of one row, if it has any. Few lengths of a row lean on those of all rows.
+        most: Largest length.
+        rate: Prior of the rate at which lengths go on. At each further length, the rate of the one before is the prior.
+
+    Returns:
+        Probabilities that a length is at least 1, 2, ..., `most`.
+    """
+    found, product = [], 1.0
+    for counts in zip(*(part.trials(most) for part in parts)):
+        went_on, could = counts[0]
+        own = rate = (went_on + _PRIOR_WEIGHT * rate) / (could + _PRIOR_WEIGHT)
+        for went_on, could in counts[1:]:
+            own = (went_on + _ROW_PRIOR_WEIGHT * rate) / (could + _ROW_PRIOR_WEIGHT)
+        product *= own
+        found.append(product)
+    return found
 
 
 class CostModel:
-    """Estimates the accepted tokens of a drafter's budgets from the outcomes of its drafts.
+    """Estimates what a drafter's budgets add to the target's pass, and the tokens that they bring.
 
-    A row's estimate for a depth is the product of its acceptance rates down to that depth. Rows with few data lean on
-    the rates of all rows. A budget of n nodes reaches the depth that drafts of n nodes had.
+    Both follow from the outcomes of its drafts: how many nodes they had, and which of them was the last accepted one.
+    A draft under a smaller budget is taken as the first nodes of the same draft. A draft that fills its budget and is
+    accepted to its last node might have gone on under a larger one.
 
     Args:
-        first_rate: Acceptance rate of a depth that was never tested.
+        first_rate: Acceptance rate of a token that was never tested.
     """
 
     def __init__(self, first_rate: float = 0.7) -> None:
         self.first_rate = first_rate
-        self._all = _Rates(0.99)
-        self._rows: dict[int, _Rates] = {}
-        self._depth_by_nodes = TimeTable(slowdown_rate=0.0)  # holds depths of drafts, not seconds
-        self._gains: dict[int, list[float]] = {}  # by row, valid until the next draft
+        self._sizes, self._accepted = Lengths(0.99), Lengths(0.99)
+        self._rows: dict[int, tuple[Lengths, Lengths]] = {}
 
     def __contains__(self, row: int) -> bool:
         """Returns whether a row was observed."""
@@ -205,62 +251,66 @@ class CostModel:
             outcomes: Outcome of each row.
         """
         for row, budget, outcome in zip(rows, budgets, outcomes):
-            own = self._rows.setdefault(row, _Rates(0.95))
+            if row not in self._rows:
+                self._rows[row] = Lengths(0.95), Lengths(0.95)
             if not budget:
                 continue
-            own.add(outcome)
-            self._all.add(outcome)
-            if outcome.num_drafted:
-                self._depth_by_nodes.add(outcome.num_drafted, outcome.depth)
-                self._gains.clear()
+            size, path = min(outcome.num_scored, budget), outcome.path
+            last = outcome.num_accepted if path is None else max(path, default=0)
+            for sizes, accepted in ((self._sizes, self._accepted), self._rows[row]):
+                sizes.add(size, cut=size == budget)
+                accepted.add(last, cut=last >= budget, path=path)
 
     def release(self, rows: Sequence[int]) -> None:
         """Removes rows."""
         for row in rows:
             self._rows.pop(row, None)
-            self._gains.pop(row, None)
 
-    def draft_probability(self, row: int) -> float:
-        """Returns the probability that a requested draft of a row has nodes that may be accepted."""
-        own, usual = self._rows.get(row), self._all.drafts.estimate(1.0, 2.0)
-        return usual if own is None else own.drafts.estimate(usual, 8.0)
+    def size_probabilities(self, row: int, max_nodes: int) -> list[float]:
+        """Returns the probability that a draft has at least 1, 2, ..., `max_nodes` nodes to score."""
+        own = [self._rows[row][0]] if row in self._rows else []
+        return survival([self._sizes, *own], max_nodes, 1.0)
 
-    def scoring_probability(self, row: int) -> float:
-        """Returns the probability that a requested draft of a row adds nodes to the target's pass.
+    def node_gains(self, row: int, max_nodes: int) -> list[float]:
+        """Returns the expected accepted tokens that node 1, 2, ..., `max_nodes` of a draft adds, never increasing.
 
-        Drafts may consist of score-only nodes.
+        A node that adds little may be followed by one that adds more. Both then have the mean.
         """
-        own, usual = self._rows.get(row), self._all.passes.estimate(1.0, 2.0)
-        return usual if own is None else own.passes.estimate(usual, 8.0)
+        own = [self._rows[row][1]] if row in self._rows else []
+        reached = survival([self._accepted, *own], max_nodes, self.first_rate)
+        return never_increasing([rate * share for rate, share in zip(reached, self._accepted.presence(max_nodes))])
 
-    def accepted_by_depth(self, row: int, depth: int) -> list[float]:
-        """Returns the expected accepted tokens of a draft by its depth, 0 to `depth`, given that there is a draft."""
-        own, rate, survival, gains = self._rows.get(row), self.first_rate, 1.0, [0.0]
-        for level in range(depth):
-            rate = self._all.rate(level, rate, 2.0)
-            survival *= rate if own is None else own.rate(level, rate, 8.0)
-            gains.append(gains[-1] + survival)
-        return gains
 
-    def expected_accepted(self, row: int, max_nodes: int) -> list[float]:
-        """Returns the expected accepted tokens of drafts with 0..max_nodes nodes, given that there is a draft."""
-        gains = self._gains.get(row, [])
-        if len(gains) <= max_nodes:
-            gains = self._gains[row] = self._compute_gains(row, max_nodes)
-        return gains[: max_nodes + 1]
+def never_increasing(gains: Sequence[float]) -> list[float]:
+    """Replaces runs of gains by their mean, so that no gain exceeds the one before.
 
-    def _compute_gains(self, row: int, max_nodes: int) -> list[float]:
-        """Expected accepted tokens by number of nodes."""
-        reached = (
-            self._depth_by_nodes.table(max_nodes)
-            if self._depth_by_nodes.keys
-            else [float(nodes) for nodes in range(max_nodes + 1)]
-        )
-        depths, below = [], 0.0
-        for nodes, depth in enumerate(reached):
-            below = max(min(max(depth, below), nodes), min(1.0, nodes))
-            depths.append(below)
-        gains = self.accepted_by_depth(row, int(below) + 1)
-        return [
-            gains[int(depth)] + (depth - int(depth)) * (gains[int(depth) + 1] - gains[int(depth)]) for depth in depths
-        ]
+    Args:
+        gains: Gains in order.
+
+    Returns:
+        The closest such gains. Their sum is the same.
+
+    Source:
+        Ayer et al. 1955 (pool adjacent violators).
+    """
+    pools: list[tuple[float, int]] = []  # mean, count
+    for gain in gains:
+        mean, count = gain, 1
+        while pools and pools[-1][0] < mean:
+            earlier, more = pools.pop()
+            mean, count = (mean * count + earlier * more) / (count + more), count + more
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+_PRIOR_MEASUREMENTS = 8
+"""Measurements of a number that the prior counts as."""
+
+_LATEST = 9
+"""Measurements beside a prior that tell the machine's speed."""
+
+_LARGEST_WEIGHT = 1e12
+"""Weight of a length above which all weights are scaled down."""
+
+_PRIOR_WEIGHT, _ROW_PRIOR_WEIGHT = 2.0, 8.0
+"""Trials that a prior counts as: the rate of the length before, for all rows; the rate of all rows, for one row."""

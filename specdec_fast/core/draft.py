@@ -283,29 +283,38 @@ class Draft:
         joined = replace(self, offsets=offsets, counts=self.counts + bare.counts, plan=None, row_ids=every, **both)
         return joined.select([have.get(row, len(have) + at) for at, row in enumerate(rows)])[0]
 
-    def count_proposals(self, plan: TreePlan) -> tuple[list[int], list[int], Tensor]:
+    def count_proposals(self, plan: TreePlan) -> tuple[list[int], Tensor]:
         """Counts the nodes that may be accepted: all but roots and score-only nodes.
 
         Args:
             plan: Depths, ancestors and links of the nodes.
 
         Returns:
-            Per request the number of such nodes and the depth of the deepest; and whether each node has such a child,
-            bool [M].
+            Number of such nodes per request; and whether each node has such a child, bool [M].
         """
         if self.score_only is None:
-            counts = [count - 1 for count in self.counts]
-            if self.is_chain:
-                return counts, counts, plan.first_child >= 0
-            depths = torch.zeros(self.num_rows, dtype=torch.int32, device=self.rows.device)
-            return counts, depths.scatter_reduce(0, self.row_of, plan.depth, "amax").tolist(), plan.first_child >= 0
+            return [count - 1 for count in self.counts], plan.first_child >= 0
         inner = (self.parents >= 0) & ~self.score_only
         zeros = torch.zeros(self.num_rows, dtype=torch.int32, device=self.rows.device)
         counted = zeros.index_add(0, self.row_of, inner.to(torch.int32)).tolist()
-        depths = zeros.scatter_reduce(0, self.row_of, torch.where(inner, plan.depth, 0), "amax")
         has_child = torch.zeros_like(inner)
         has_child[(self.parents + self.offsets[self.row_of])[inner].long()] = True
-        return counted, depths.tolist(), has_child
+        return counted, has_child
+
+    def number_path(self, path: Tensor) -> Tensor:
+        """Numbers accepted nodes among those of their request that may be accepted, from 1.
+
+        Args:
+            path: Accepted nodes on the packed axis, root first and padded with -1, int32 [B, D + 1].
+
+        Returns:
+            Numbers without the root's, int64 [B, D]. Those of padding have no meaning.
+        """
+        roots, nodes = self.offsets[:-1].long(), path[:, 1:].clamp(min=0).long()
+        if self.score_only is None:
+            return nodes - roots[:, None]
+        number = ((self.parents >= 0) & ~self.score_only).cumsum(0)
+        return number[nodes] - number[roots][:, None]
 
     def check_no_dropped_samples(self, rule: str) -> None:
         """Checks, for a rule that uses draft distributions, that every sampled token is verified.

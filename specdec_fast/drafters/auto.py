@@ -17,7 +17,7 @@ from heapq import merge
 from time import perf_counter
 from typing import Any
 
-from specdec_fast.adaptive.cost_model import CostModel, DraftOutcome, TimeTable
+from specdec_fast.adaptive.cost_model import Lengths, TimeTable, survival
 from specdec_fast.adaptive.pass_times import measure_pass_times
 from specdec_fast.adaptive.rest import Rest
 from specdec_fast.core.draft import Draft
@@ -80,7 +80,8 @@ class AutoDrafter:
         self.num_draft_tokens = num_draft_tokens
         self.sources = list(of)
         self.pass_times = TimeTable()
-        self._models: dict[tuple[int, int], CostModel] = {}  # acceptance by source and level of confidence
+        # accepted tokens by source and level of confidence: all of them, and the latest
+        self._accepted: dict[tuple[int, int], tuple[Lengths, Lengths]] = {}
         self._last: Draft | None = None
         self._proposals: list[list[_Proposal]] = []  # by row
         self._started = 0.0
@@ -145,11 +146,12 @@ class AutoDrafter:
         self._costs[at] = perf_counter() - started
         return found
 
-    def _model(self, key: tuple[int, int]) -> CostModel:
-        """Acceptance of a source at a level of confidence."""
-        if key not in self._models:
-            self._models[key] = CostModel(self.sources[key[0]].level_rates[key[1]])
-        return self._models[key]
+    def _reached(self, own: _Proposal, depth: int) -> list[float]:
+        """Probabilities that 1, 2, ..., `depth` tokens of a proposal are accepted."""
+        source, level = own.key
+        if own.key not in self._accepted:
+            self._accepted[own.key] = Lengths(0.99), Lengths(0.95)
+        return survival(self._accepted[own.key], depth, self.sources[source].level_rates[level])
 
     def _grant(self, limits: Sequence[int]) -> list[list[int]]:
         """Nodes to score of every proposal, by row: the prefix with the most expected tokens per second."""
@@ -197,25 +199,19 @@ class AutoDrafter:
 
     def _first_rate(self, own: _Proposal) -> float:
         """Probability that the next token is among the proposed ones."""
-        return self._model(own.key).accepted_by_depth(0, 1)[1] if len(own.depths) > 1 else 0.0
+        return self._reached(own, 1)[0] if len(own.depths) > 1 else 0.0
 
     def _node_gains(self, row: int, at: int, own: _Proposal, missed: float) -> list[tuple[float, int, int]]:
         """Negative expected tokens of each node of a proposal, never increasing."""
-        reached = self._model(own.key).accepted_by_depth(0, max(own.depths))
-        deepest, steps = 0, []
-        for depth in own.depths[1:]:
-            deepest = max(deepest, depth)
-            steps.append(reached[deepest])
+        reached, firsts = self._reached(own, max(own.depths)), [1]  # firsts: the first node of each depth
+        for node, depth in enumerate(own.depths):
+            if depth > len(firsts):
+                firsts.append(node)
         # nodes beside a path raise the chance of its depths, so a depth's gain is spread over its nodes
-        even, before, start = [], 0.0, 0
-        for end in range(1, len(steps) + 1):
-            if end == len(steps) or steps[end] > steps[start]:
-                even += [(steps[start] - before) / (end - start)] * (end - start)
-                before, start = steps[start], end
         gain, found = 1.0, []
-        for each in even:
-            gain = min(gain, missed * each)
-            found.append((-gain, row, at))
+        for chance, start, end in zip(reached, firsts, [*firsts[1:], len(own.depths)]):
+            gain = min(gain, missed * chance / (end - start))
+            found += [(-gain, row, at)] * (end - start)
         return found
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
@@ -227,8 +223,10 @@ class AutoDrafter:
             for proposals, (path, count, after) in zip(self._proposals, paths):
                 emitted = [*(tokens[node] for node in path[1 : count + 1]), after]
                 for own in proposals:
-                    outcome = _outcome(own, emitted)
-                    self._model(own.key).observe([0], [outcome.num_drafted], [outcome])
+                    if len(own.depths) > 1:
+                        accepted, rejected = _outcome(own, emitted)
+                        for lengths in self._accepted[own.key]:
+                            lengths.add(accepted, cut=not rejected)
         for at, source in enumerate(self.sources):
             if at not in self._resting:
                 started = perf_counter()
@@ -266,16 +264,15 @@ def _join(parts: Sequence[tuple[Tree, int]]) -> Tree:
     return tokens, parents
 
 
-def _outcome(own: _Proposal, emitted: Sequence[int]) -> DraftOutcome:
-    """How far a proposal agrees with the emitted tokens. Depths behind them count as untested."""
+def _outcome(own: _Proposal, emitted: Sequence[int]) -> tuple[int, bool]:
+    """How far a proposal agrees with the emitted tokens, and whether it went on there with other ones."""
     tokens, parents = own.tree
     children = {(parent, token): node for node, (token, parent) in enumerate(zip(tokens, parents)) if parent >= 0}
-    inner, at, accepted = {parent for parent in parents if parent >= 0}, 0, 0
+    at, accepted = 0, 0
     while accepted < len(emitted) and (at, emitted[accepted]) in children:
         at = children[at, emitted[accepted]]
         accepted += 1
-    tested = accepted + (accepted < len(emitted) and at in inner)
-    return DraftOutcome(len(tokens) - 1, max(own.depths), tested, accepted, len(tokens) - 1)
+    return accepted, accepted < len(emitted) and at in parents
 
 
 DRAFTER: type[Drafter] = AutoDrafter

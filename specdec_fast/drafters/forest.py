@@ -214,18 +214,14 @@ class ForestDrafter:
         shares = [0] * count
         if limit == 0:
             return shares
-        gains = [
-            [model.draft_probability(row) * gain for gain in model.expected_accepted(row, limit)]
-            for model in self._cost_models
-        ]
-        order = sorted(range(count), key=lambda at: gains[at][0] - gains[at][1])
+        gains = [[*model.node_gains(row, limit), 0.0] for model in self._cost_models]
+        order = sorted(range(count), key=lambda at: -gains[at][0])
         if length % _TURN == 0:
             order.sort(key=lambda at: at != length // _TURN % count)
         for at in order[:limit]:
             shares[at] = 1
         for _ in range(limit - sum(shares)):
-            best = max(range(count), key=lambda at: gains[at][min(shares[at] + 1, limit)] - gains[at][shares[at]])
-            shares[best] += 1
+            shares[max(range(count), key=lambda at: gains[at][shares[at]])] += 1
         return shares
 
 
@@ -352,9 +348,7 @@ def _restrict_acceptance(
     own_paths, own_next, outcomes = [], [], []
     for row, path in enumerate(paths):
         start, stop = offsets[row], offsets[row + 1]
-        path_here, depth = [start], [0] * (stop - start)
-        for node in range(start + 1, stop):
-            depth[node - start] = depth[parents[node]] + 1
+        path_here = [start]
         for reached in path[1:]:
             here = path_here[-1] - start
             step = next((n for n in range(start, stop) if parents[n] == here and nodes[n] == reached), None)
@@ -365,9 +359,8 @@ def _restrict_acceptance(
         accepted = len(path_here) - 1
         own_next.append(tokens[path[accepted + 1]] if accepted + 1 < len(path) else next_tokens[row])
         drafted = [n for n in range(start + 1, stop) if acceptable[n]]
-        continues = any(parents[n] == path_here[-1] - start for n in drafted)
-        deepest = max((depth[n - start] for n in drafted), default=0)
-        outcomes.append(DraftOutcome(len(drafted), deepest, accepted + continues, accepted, stop - start - 1))
+        own_path = [drafted.index(node) + 1 for node in path_here[1:]]
+        outcomes.append(DraftOutcome(len(drafted), accepted, stop - start - 1, own_path))
     width = own.max_depth + 1
     device = acceptance.path.device
     padded = [own_path + [-1] * (width - len(own_path)) for own_path in own_paths]

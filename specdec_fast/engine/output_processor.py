@@ -33,19 +33,19 @@ class RowOutput:
         tokens: Accepted tokens and the next token.
         num_accepted: Accepted draft tokens.
         num_draft_tokens: Draft tokens that could be accepted.
-        depth: Depth of the deepest of them; of CUDA-graph steps an upper bound.
         num_nodes: Nodes of the tree, score-only nodes included, root not counted.
         complete: Whether the accepted path ends at a leaf, so that the next token is a bonus token.
         error: Why the text ends after these tokens, or "".
+        path: Numbers of the accepted nodes among those that may be accepted, from 1. None for chains.
     """
 
     tokens: list[int]
     num_accepted: int
     num_draft_tokens: int
-    depth: int
     num_nodes: int
     complete: bool
     error: str = ""
+    path: Sequence[int] | None = None
 
 
 def collect_row_outputs(
@@ -64,9 +64,10 @@ def collect_row_outputs(
         One output for each request, and the acceptance with `num_accepted_host`.
     """
     invalid, has_child = find_invalid_distributions(acceptance.path, dists, sampling), None
-    proposed, depths = [count - 1 for count in draft.counts], [count - 1 for count in draft.counts]
+    proposed, paths = [count - 1 for count in draft.counts], None
     if not draft.is_chain:
-        proposed, depths, inner = draft.count_proposals(plan)
+        proposed, inner = draft.count_proposals(plan)
+        paths = draft.number_path(acceptance.path).tolist()
         last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1)
         has_child = inner[last.long()].tolist()
     outputs = []
@@ -74,8 +75,9 @@ def collect_row_outputs(
         valid, error = invalid.get(index, (len(emitted), ""))
         accepted = min(accepted, valid)
         complete = accepted == proposed[index] if has_child is None else not has_child[index]
+        path = None if paths is None else paths[index][:accepted]
         num_nodes = draft.counts[index] - 1
-        outputs.append(RowOutput(emitted[:valid], accepted, proposed[index], depths[index], num_nodes, complete, error))
+        outputs.append(RowOutput(emitted[:valid], accepted, proposed[index], num_nodes, complete, error, path))
     counts = tuple([output.num_accepted for output in outputs])
     path, num_accepted, next_token = acceptance.path, acceptance.num_accepted, acceptance.next_token
     return outputs, Acceptance(path, num_accepted, next_token, acceptance.node_choice, counts)
@@ -87,7 +89,7 @@ def graph_row_output(output: StepOutput) -> RowOutput:
     accepted, drafted = min(output.num_accepted, valid), output.num_draft_tokens
     complete = output.complete and accepted == output.num_accepted
     error = INVALID_LOGITS if output.first_invalid is not None else ""
-    return RowOutput(output.tokens[:valid], accepted, drafted, drafted, drafted, complete, error)
+    return RowOutput(output.tokens[:valid], accepted, drafted, drafted, complete, error)
 
 
 def emit_tokens(
@@ -114,7 +116,7 @@ def emit_tokens(
         try:
             accepted = output.num_accepted
             tested = accepted if output.complete else accepted + 1
-            outcomes.append(DraftOutcome(output.num_draft_tokens, output.depth, tested, accepted, output.num_nodes))
+            outcomes.append(DraftOutcome(output.num_draft_tokens, accepted, output.num_nodes, output.path))
             logprobs: list[TokenLogprob] = []
             count = handle.params.logprobs
             if count is not None and dists is not None:

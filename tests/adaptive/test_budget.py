@@ -59,7 +59,7 @@ class Machine:
             limit = wanted if self.answers == 1 or self.random.random() < self.answers else 0
             hits = itertools.takewhile(lambda _: self.random.random() < self.rates[row], range(limit))  # noqa: B023
             accepted = len(list(hits))
-            outcomes.append(DraftOutcome(limit, limit, min(accepted + 1, limit), accepted, limit))
+            outcomes.append(DraftOutcome(limit, accepted, limit))
             self.tokens += accepted + 1
             self.asked[row] += wanted
         spent = self.propose(max(limits)) if any(limits) else 0.0

@@ -39,12 +39,25 @@ def prior(**seconds: float) -> TimeTable:
 def test_a_prior_gives_the_shape_and_measurements_the_scale() -> None:
     times = TimeTable(prior=prior(n1=1.0, n4=2.0, n16=6.0))
     assert [times.seconds_at(nodes) for nodes in (1, 4, 10, 16)] == [1.0, 2.0, 4.0, 6.0]
-    times.add(4, 6.0)  # this machine is three times slower now
-    assert [times.seconds_at(nodes) for nodes in (1, 4, 10, 16)] == pytest.approx([3.0, 6.0, 12.0, 18.0])
-    times.add(16, 36.0)  # large passes have become worse than the prior says
-    assert times.seconds_at(1) == pytest.approx(3.0) and times.seconds_at(16) == pytest.approx(36.0)
+    for _ in range(12):  # this machine is three times slower now
+        times.add(4, 6.0)
+    assert [times.seconds_at(nodes) for nodes in (1, 4, 10, 16)] == pytest.approx([3.0, 6.0, 12.0, 18.0], rel=0.05)
+    for _ in range(40):  # large passes have become worse than the prior says
+        times.add(1, 3.0)
+        times.add(16, 36.0)
+    assert times.seconds_at(1) == pytest.approx(3.0, rel=0.05) and times.seconds_at(16) == pytest.approx(36.0, rel=0.05)
     assert 12.0 < times.seconds_at(10) < 24.0
     assert times.table(16)[10] == pytest.approx(times.seconds_at(10), rel=0.2)
+
+
+def test_one_slow_pass_says_little_beside_a_prior() -> None:
+    """The first pass of a size may take long for reasons of its own. Sizes that are not tried again must recover."""
+    times = TimeTable(prior=prior(n1=1.0, n4=1.1, n16=2.0))
+    times.add(4, 2.2)
+    for _ in range(12):
+        times.add(2, prior(n1=1.0, n4=1.1).seconds_at(2))
+    assert times.seconds_at(2) == pytest.approx(1.033, rel=0.03)
+    assert times.seconds_at(4) == pytest.approx(1.1, rel=0.1) and times.seconds_at(16) == pytest.approx(2.0, rel=0.1)
 
 
 def test_goodput_starts_with_the_largest_draft_that_pays() -> None:
@@ -56,7 +69,7 @@ def test_goodput_starts_with_the_largest_draft_that_pays() -> None:
     budgets = []
     for _ in range(17):
         budgets += policy.nodes([0], [8])
-        accepted = DraftOutcome(8, 8, 8, 8, 8) if budgets[-1] else DraftOutcome(0, 0, 0, 0, 0)
+        accepted = DraftOutcome(8, 8, 8) if budgets[-1] else DraftOutcome(0, 0, 0)
         policy.observe([0], [accepted], 0.0, 1.0 + 0.004 * budgets[-1])
     assert budgets[:16] == [8] * 15 + [0], budgets
 

@@ -152,7 +152,7 @@ def test_goodput_ends_its_measurement_while_rows_join_and_leave() -> None:
         rows = [step % 3, (step + 1) % 3, (step + 2) % 3]
         budget.release([step % 3])
         limits = budget.nodes(rows, [4, 4, 4])
-        outcomes = [DraftOutcome(limit, limit, min(1, limit), 0, limit) for limit in limits]
+        outcomes = [DraftOutcome(limit, 0, limit) for limit in limits]
         budget.observe(rows, outcomes, 5.0 * max(limits), 1.0 + sum(limits))
     assert limits == [0, 0, 0], "nothing is ever accepted"
 
