@@ -136,15 +136,15 @@ tests() { # tests NAME SECONDS WORDS...: pytest in parallel, one test at a time 
 }
 
 correctness() {
-  local few=() draws=(--draws 100000)
-  [ -z "$rehearse" ] || few=(-k "kernel_runs and tree_plan or captured and none") draws=(--draws 200 --vocab 300 --rules rejection)
-  prepare
+  local few=() draws=(--draws 1000000) jobs=draws
+  [ -z "$rehearse" ] || few=(-k "kernel_runs and tree_plan or captured and none") draws=(--draws 200 --vocab 300 --rules rejection) jobs=
+  prepare $jobs
   tests tests 200 tests/gpu --maxfail=100 "${few[@]}"
   [ "$rehearse" ] || tests operators 30 tests/kernels/test_torch_ops.py tests/kernels/test_dispatch.py
   [ -z "$rehearse" ] || part once 60 "${run[@]}" benchmarks.kernels.once --size small tree_plan
   part memcheck 60 "${run[@]}" benchmarks.kernels.sanitize memcheck --out "$work"
   part racecheck 60 "${run[@]}" benchmarks.kernels.sanitize racecheck --out "$work"
-  part lab 25 "${run[@]}" benchmarks.lab.draws_time --out "$work/lab_draws.json" --device cuda --threads 1 "${draws[@]}"
+  part lab 60 "${run[@]}" benchmarks.lab.draws_time --out "$work/lab_draws.json" --device cuda --threads 1 "${draws[@]}"
 }
 
 kernels() {

@@ -308,13 +308,12 @@ class Draft:
             path: Accepted nodes on the packed axis, root first and padded with -1, int32 [B, D + 1].
 
         Returns:
-            Numbers without the root's, int64 [B, D]. Those of padding have no meaning.
+            Numbers without the root's, integers [B, D]. Those of padding have no meaning.
         """
-        roots, nodes = self.offsets[:-1].long(), path[:, 1:].clamp(min=0).long()
         if self.score_only is None:
-            return nodes - roots[:, None]
+            return path[:, 1:] - self.offsets[:-1, None]
         number = ((self.parents >= 0) & ~self.score_only).cumsum(0)
-        return number[nodes] - number[roots][:, None]
+        return number[path[:, 1:].clamp(min=0).long()] - number[self.offsets[:-1].long()][:, None]
 
     def check_no_dropped_samples(self, rule: str) -> None:
         """Checks, for a rule that uses draft distributions, that every sampled token is verified.

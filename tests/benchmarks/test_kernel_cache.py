@@ -136,6 +136,18 @@ def test_jobs_name_what_a_session_launches() -> None:
     operators = {job.given for job in cache_jobs.operator_jobs()}
     assert ("tree_attention", SAMPLES["tree_attention"].gpu[0]) in operators
     assert {job.given[2] for job in cache_jobs.step_jobs()} == {1, 8, 64}
+    assert {job.given for job in cache_jobs.draw_jobs()} >= {("rejection",), ("replay",), ("traversal",)}
+
+
+def test_draws_launch_what_the_lab_launches() -> None:
+    from specdec_kernels import simulated_gpu
+
+    if reason := simulated_gpu.unavailable_reason():
+        pytest.skip(reason)
+    with simulated_gpu.gpu("sm_90") as gpu:
+        cache_jobs.run_draws("rejection", vocab=300)
+    launched = {launch.kernel.partition(".")[0] for launch in gpu.launches}
+    assert {"draft_sample", "tree_plan"} < launched, launched
 
 
 def test_a_job_that_fails_is_reported_and_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import fields
 
 import pytest
@@ -13,6 +14,7 @@ from oracles.interpreter import guarded
 from specdec_kernels import TreePlan, UnsupportedError, tree_plan, use_backend
 from specdec_kernels.dispatch import torch_ops
 from specdec_kernels.ops.tree_plan import MOST_NODES
+from specdec_kernels.ops.tree_plan.launch import MOST_LANES
 
 
 def both(parents: list[int], offsets: list[int], max_nodes: int) -> tuple[TreePlan, TreePlan]:
@@ -46,6 +48,13 @@ def test_the_kernel_equals_the_reference(counts: list[int], reach: int, tail: in
 
 def test_a_row_of_more_than_a_thousand_nodes() -> None:
     assert_equal(*both([-1, *((i - 1) // 3 for i in range(1, 1030))], [0, 1030], 1030))
+
+
+def test_more_requests_than_a_tile_holds() -> None:
+    """Trees of 0 to 3 nodes: every program goes through all requests, tile by tile."""
+    counts = [index % 4 for index in range(2 * MOST_LANES + 5)]
+    parents = [node - 1 for count in counts for node in range(count)]
+    assert_equal(*both(parents, [0, *itertools.accumulate(counts)], 3))
 
 
 def test_invalid_parents_end_the_walk() -> None:

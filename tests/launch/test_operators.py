@@ -132,8 +132,16 @@ def test_the_dispatcher_reaches_the_same_launches(gpu: simulated_gpu.Gpu) -> Non
 
 @pytest.mark.parametrize("rows", [256, MOST_ROWS])
 def test_as_many_rows_as_a_plan_takes_launch(gpu: simulated_gpu.Gpu, rows: int) -> None:
-    """Trees of one node each: a program compares its nodes with all rows at once."""
+    """Trees of one node each: a program compares its nodes with all rows, tile by tile."""
     parents = torch.full((rows,), -1, dtype=torch.int32, device="cuda")
     offsets = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
     made = tree_plan(parents, offsets, 1)
     assert gpu.launches and made.row.tolist() == list(range(rows))
+
+
+def test_large_batches_share_a_kernel_of_tree_plan(gpu: simulated_gpu.Gpu) -> None:
+    """A tile that grows with the rows takes compilers minutes at some thousand rows."""
+    for rows in (512, 4096, 20_000):
+        parents = torch.full((rows,), -1, dtype=torch.int32, device="cuda")
+        tree_plan(parents, torch.arange(rows + 1, dtype=torch.int32, device="cuda"), 1)
+    assert len(gpu.launches) == 3 and not any(launch.compiled for launch in gpu.launches[1:])

@@ -12,8 +12,8 @@ from ...triton_shared.aot_config import Variant
 from ...triton_shared.jit import lanes_for
 from .plan import MOST_NODES, MOST_ROWS, TreePlan
 
-MAX_LANES = 32_768
-"""Requests that a program compares its nodes with. With 32 nodes that is the largest tile of Triton."""
+MOST_LANES = 128
+"""Requests that a program compares its nodes with at once. Compilers need minutes for tiles of some thousand lanes."""
 
 
 def nodes_per_program(words: int) -> int:
@@ -54,7 +54,7 @@ def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None, *,
         plan_trees[(-(-nodes // size),)](
             parents, offsets, *made, nodes, batch,
             words,
-            BLOCK_W=lanes_for(words, 4), BLOCK=size, BLOCK_B=min(lanes_for(batch), MAX_LANES),
+            BLOCK_W=lanes_for(words, 4), BLOCK=size, BLOCK_B=min(lanes_for(batch), MOST_LANES),
         )  # fmt: skip
     return TreePlan(*made)
 

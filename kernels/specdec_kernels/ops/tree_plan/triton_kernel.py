@@ -24,9 +24,11 @@ def plan_trees(
     whatever the offsets are.
     """
     node = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    request = tl.arange(0, BLOCK_B)
-    ends = tl.load(offsets_ptr + 1 + request, mask=request < num_requests, other=2147483647)
-    own_request = tl.sum((ends[None, :] <= node[:, None]).to(tl.int32), axis=1)
+    own_request = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, num_requests, BLOCK_B):
+        request = start + tl.arange(0, BLOCK_B)
+        ends = tl.load(offsets_ptr + 1 + request, mask=request < num_requests, other=2147483647)
+        own_request += tl.sum((ends[None, :] <= node[:, None]).to(tl.int32), axis=1)
     has_request = (node < num_nodes) & (own_request < num_requests)
     first = tl.maximum(tl.load(offsets_ptr + own_request, mask=has_request & (own_request > 0), other=0), 0)
     end = tl.minimum(tl.load(offsets_ptr + own_request + 1, mask=has_request, other=0), num_nodes)
