@@ -31,7 +31,7 @@ class Rest:
         return True
 
     def add(self, cost: float, gain: float) -> None:
-        """Adds a step in which the part took part.
+        """Adds a step in which the part took part. A window that gained ends a pause.
 
         Args:
             cost: Seconds that the part needed.
@@ -43,5 +43,5 @@ class Rest:
         if self._balance < 0:
             self._left, self._next = self._next, min(2 * self._next, LONGEST)
         else:
-            self._next = FIRST
+            self._left, self._next = 0, FIRST
         self._steps, self._balance = 0, 0.0

@@ -4,7 +4,8 @@ Both drafters propose trees in every step, which costs little. Each says how con
 then shows how far each proposal was right, whether it was scored or not, so acceptance is learned for every level of
 confidence without extra target passes. Seconds of target passes are measured when the drafter is built and corrected in
 every step. A step scores the nodes with the most expected tokens per second, or none. A drafter that may miss steps
-pauses while proposing costs more time than its nodes are expected to save.
+pauses while it costs more time than its nodes are expected to save. Its share of the time around the drafters counts as
+its cost. A drafter with a method `ends_rest(view, rows)` is asked in a pause, and takes part if that returns True.
 Tests: tests/drafters/test_auto.py and the contract suite.
 """
 
@@ -88,6 +89,7 @@ class AutoDrafter:
         self._rests = {at: Rest() for at, source in enumerate(of) if getattr(source, "may_rest", False)}
         self._costs = [0.0] * len(of)  # seconds of each source in this step
         self._saved = [0.0] * len(of)  # seconds that the nodes of each source are expected to save in this step
+        self._shared_cost = 0.0  # seconds of this step that no source needed alone
         self._resting: set[int] = set()
         self._rows: set[int] = set()
 
@@ -117,8 +119,14 @@ class AutoDrafter:
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         """Joins the nodes that pay, of the proposals of all drafters."""
+        began = perf_counter()
+        self._costs = [0.0] * len(self.sources)
+        self._resting = {
+            at for at, rest in self._rests.items() if not rest.takes_part() and not self._woken(at, view, rows)
+        }
+        if len(self._resting) == len(self.sources):
+            return Draft.chains(rows, [view.tokens(row)[-1:] for row in rows], device=view.device)
         limits = [min(limit, self.num_draft_tokens) for limit in budget.nodes]
-        self._resting = {at for at, rest in self._rests.items() if not rest.takes_part()}
         by_source = [self._propose_all(at, view, rows, limits, rng) for at in range(len(self.sources))]
         self._proposals = [list(own) for own in zip(*by_source)]
         granted = self._grant(limits)
@@ -128,7 +136,13 @@ class AutoDrafter:
         ]
         self._last = Draft.trees(rows, trees, device=view.device)
         self._started = perf_counter()
+        self._shared_cost = self._started - began - sum(self._costs)
         return self._last
+
+    def _woken(self, at: int, view: StateView, rows: Sequence[int]) -> bool:
+        """Whether a drafter that rests has a proposal that it should not keep back."""
+        ends_rest = getattr(self.sources[at], "ends_rest", None)
+        return ends_rest is not None and ends_rest(view, rows)
 
     def _propose_all(
         self, at: int, view: StateView, rows: Sequence[int], limits: Sequence[int], rng: Rng
@@ -216,24 +230,29 @@ class AutoDrafter:
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         """Learns how far each proposal was right, and lets the drafters observe the step."""
+        began, active = perf_counter(), [at for at in range(len(self.sources)) if at not in self._resting]
         if draft is self._last:
-            self.pass_times.add(draft.num_nodes, perf_counter() - self._started)
-            tokens, next_tokens = draft.tokens.tolist(), acceptance.next_token.tolist()
-            paths = zip(acceptance.path.tolist(), acceptance.read_num_accepted(), next_tokens)
-            for proposals, (path, count, after) in zip(self._proposals, paths):
-                emitted = [*(tokens[node] for node in path[1 : count + 1]), after]
-                for own in proposals:
-                    if len(own.depths) > 1:
-                        accepted, rejected = _outcome(own, emitted)
-                        for lengths in self._accepted[own.key]:
-                            lengths.add(accepted, cut=not rejected)
-        for at, source in enumerate(self.sources):
-            if at not in self._resting:
-                started = perf_counter()
-                source.observe(view, draft, acceptance, output)
-                if at in self._rests and self.pass_times.prior is not None:
-                    self._rests[at].add(self._costs[at] + perf_counter() - started, self._saved[at])
-        self._last, self._proposals, self._resting = None, [], set()
+            self.pass_times.add(draft.num_nodes, began - self._started)
+            self._learn(draft, acceptance)
+        shared = (self._shared_cost + perf_counter() - began) / max(len(active), 1)
+        for at in active:
+            started = perf_counter()
+            self.sources[at].observe(view, draft, acceptance, output)
+            if at in self._rests and self.pass_times.prior is not None:
+                self._rests[at].add(self._costs[at] + shared + perf_counter() - started, self._saved[at])
+        self._last, self._proposals, self._resting, self._shared_cost = None, [], set(), 0.0
+
+    def _learn(self, draft: Draft, acceptance: Acceptance) -> None:
+        """Counts how far each proposal was right."""
+        tokens, next_tokens = draft.tokens.tolist(), acceptance.next_token.tolist()
+        paths = zip(acceptance.path.tolist(), acceptance.read_num_accepted(), next_tokens)
+        for proposals, (path, count, after) in zip(self._proposals, paths):
+            emitted = [*(tokens[node] for node in path[1 : count + 1]), after]
+            for own in proposals:
+                if len(own.depths) > 1:
+                    accepted, rejected = _outcome(own, emitted)
+                    for lengths in self._accepted[own.key]:
+                        lengths.add(accepted, cut=not rejected)
 
     def release(self, rows: Sequence[int]) -> None:
         """Releases the rows in all drafters, even if one of them raises."""

@@ -27,6 +27,9 @@ log = logging.getLogger("specdec_fast")
 _CONTEXT = 16  # longest match in finished texts, and prompt tokens stored with a generated text
 
 
+_LONG = 4  # tokens of a match that is hardly chance
+
+
 @dataclass(slots=True)
 class _Row:
     """State of one row.
@@ -82,6 +85,7 @@ class SuffixDrafter:
     name = "suffix"
     needs = Needs(topology="tree", host_tokens=True)
     level_rates = (0.2, 0.25, 0.4, 0.6, 0.8, 0.9)
+    may_rest = True  # its automata take in all tokens that they missed
 
     def __init__(
         self,
@@ -170,6 +174,15 @@ class SuffixDrafter:
             self.confidence.append(min(match.bit_length(), len(self.level_rates) - 1))
             trees.append(([text[-1], *tokens], [-1, *parents]))
         return trees
+
+    def ends_rest(self, view: StateView, rows: Sequence[int]) -> bool:
+        """Returns whether one of the rows ends with a long match, so that a pause should end (see `AutoDrafter`)."""
+        for row in rows:
+            own = self._rows[row]
+            own.extend(view.tokens(row))
+            if own.automaton.match() >= _LONG or (self.memory is not None and self._tree(own, 1, None)[2] >= _LONG):
+                return True
+        return False
 
     def _tree(self, row: _Row, limit: int, noise: tuple[int, int] | None) -> tuple[list[int], list[int], int]:
         """Tokens and parents below the root from the source that promises more accepted tokens, and its match."""

@@ -196,6 +196,29 @@ def test_a_source_that_saves_time_never_pauses() -> None:
     assert handle.stats.steps - 1 <= useful.calls <= handle.stats.steps and handle.stats.tau > 2
 
 
+def test_a_pausing_source_is_woken_where_it_says_so() -> None:
+    """Pauses of the first window: the 16 steps after 8. The source asks to take part in two of them."""
+    idle, asked = Counted(wrong), []
+
+    def ends_rest(view: Any, rows: Any) -> bool:
+        asked.append(len(view.tokens(rows[0])) - len(PROMPT))
+        return len(asked) in (3, 5)
+
+    idle.may_rest, idle.ends_rest = True, ends_rest  # type: ignore[attr-defined]
+    run(auto(idle, pass_times=times(1.0, 2.0, 8.0)), count=24)
+    assert asked == list(range(8, 23)) and idle.calls == 8 + 2
+
+
+def test_a_step_in_which_all_sources_rest_is_a_plain_one() -> None:
+    idle = Counted(wrong)
+    idle.may_rest = True  # type: ignore[attr-defined]
+    made = auto(idle, pass_times=times(1.0, 2.0, 8.0))
+    drafts, propose = [], made.propose
+    made.propose = lambda *given: drafts.append(propose(*given)) or drafts[-1]
+    run(made, count=20)
+    assert all(draft.is_chain and draft.counts == (1,) for draft in drafts[8:]) and idle.calls == 8
+
+
 def test_pauses_end_with_the_last_request() -> None:
     idle = Counted(wrong)
     idle.may_rest = True  # type: ignore[attr-defined]

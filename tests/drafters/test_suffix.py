@@ -60,6 +60,29 @@ def test_the_longest_match_proposes_and_bounds_the_depth() -> None:
     assert Row(suffix(), [1, 2, 3]).tree() == ([], []) == Row(suffix(), text).tree(0)
 
 
+def test_a_long_match_ends_a_pause_of_steps_that_were_not_seen() -> None:
+    """Tokens of steps that the drafter missed are in its automaton when it is asked."""
+    row = Row(suffix(), [1, 2, 3, 4, 5, 6])
+
+    def ends(*tokens: int) -> bool:
+        row.state.append([row.row], [list(tokens)])
+        return bool(row.drafter.ends_rest(row.state, [row.row]))
+
+    assert not ends(1, 2) and not ends(3) and ends(4) and row.tree(2) == ([5, 6], [0, 1])
+    assert not ends(9)
+
+
+def test_a_long_match_in_a_finished_text_ends_a_pause() -> None:
+    made = suffix(shared=True)
+    first = Row(made, [30])
+    first.append([1, 2, 3, 4, 5, 6])
+    first.finish()
+    second = Row(made, [31, 1, 2, 3])
+    assert not made.ends_rest(second.state, [second.row])
+    second.state.append([second.row], [[4]])
+    assert made.ends_rest(second.state, [second.row])
+
+
 def test_a_tree_follows_the_counts() -> None:
     """After 0 1: twice 2, once 3. After 0 1 2: 4 and 5."""
     text = [0, 1, 2, 4, 0, 1, 2, 5, 0, 1, 3, 6, 0, 1]

@@ -11,6 +11,7 @@ from mutants.test_suite_mutants import cases, check_detected
 
 from specdec_fast.adaptive.rest import FIRST, LONGEST, Rest
 from specdec_fast.drafters.auto import AutoDrafter
+from specdec_fast.drafters.suffix import SuffixDrafter
 from specdec_fast.engine.prefill import Prefill
 from specdec_fast.engine.prefix_sharing import PrefixSharing
 from specdec_fast.engine.request import Handle
@@ -86,6 +87,16 @@ def a_pausing_source_proposes(patch: Patch) -> None:
         return propose(self, at, *given)
 
     patch.setattr(AutoDrafter, "_propose_all", broken)
+
+
+def a_pausing_source_is_not_asked(patch: Patch) -> None:
+    """A source that rests misses the beginning of what it could copy."""
+    patch.setattr(AutoDrafter, "_woken", lambda self, *given: False)
+
+
+def missed_tokens_are_not_seen(patch: Patch) -> None:
+    """The automaton ends where the pause began."""
+    patch.setattr(SuffixDrafter, "ends_rest", lambda self, view, rows: self._rows[rows[0]].automaton.match() >= 4)
 
 
 def running_requests_go_on(patch: Patch) -> None:
@@ -195,7 +206,7 @@ def a_reset_forgets_rows_in_their_prefill(patch: Patch) -> None:
     patch.setattr(PrefixSharing, "forget", broken)
 
 
-REST, AUTO = "adaptive/test_rest.py", "drafters/test_auto.py"
+REST, AUTO, SUFFIX = "adaptive/test_rest.py", "drafters/test_auto.py", "drafters/test_suffix.py"
 SLICES = "engine/test_prefill.py"
 BETWEEN = "test_running_texts_get_tokens_between_the_slices_of_a_long_prompt"
 LEAVES = "test_a_request_that_leaves_between_slices_frees_everything_at_once"
@@ -211,6 +222,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (pauses_depend_on_other_parts, REST, "test_equal_costs_and_gains_give_equal_pauses", ()),
     (pauses_outlive_requests, AUTO, "test_pauses_end_with_the_last_request", ()),
     (a_pausing_source_proposes, AUTO, "test_a_source_that_may_rest_pauses_while_it_saves_nothing", ()),
+    (a_pausing_source_is_not_asked, AUTO, "test_a_pausing_source_is_woken_where_it_says_so", ()),
+    (missed_tokens_are_not_seen, SUFFIX, "test_a_long_match_ends_a_pause_of_steps_that_were_not_seen", ()),
     (running_requests_go_on, *SOME, ("none", "sync")),
     (queued_requests_join, *SOME, ("none", "sync")),
     (requests_left_out_are_lost, *SOME, ("none", "sync")),
