@@ -136,7 +136,7 @@ tests() { # tests NAME SECONDS WORDS...: pytest in parallel, one test at a time 
 }
 
 correctness() {
-  local few=() draws=(--draws 1000000) jobs=draws
+  local few=() draws=(--draws 200000) jobs=draws
   [ -z "$rehearse" ] || few=(-k "kernel_runs and tree_plan or captured and none") draws=(--draws 200 --vocab 300 --rules rejection) jobs=
   prepare $jobs
   tests tests 200 tests/gpu --maxfail=100 "${few[@]}"

@@ -127,7 +127,7 @@ class Goodput:
     `calibrate` has measured the target's passes before.
 
     Args:
-        first_rate: Acceptance rate of a depth that was never tested.
+        first_rate: Acceptance rate of a token that was never tested.
         probe: Steps without drafts until the next try. A try costs at most half a plain step more. The interval doubles
             with every try without effect, up to 64 times.
         margin: Required gain, as a share of the speed.
@@ -245,9 +245,10 @@ class Goodput:
             work = propose[widest] if propose[widest] > free else 0.0
             cost = max(seconds, plain) + work  # a larger pass cannot take less time
             found = tokens / ((1 + self._margin * likeliest) * cost)
-            if found > best:
-                best, keep = found, len(order)
             own, after = gains[at], nodes[at]
+            # within a run of equal gains, which is a mean, a part of the run may bring nothing
+            if found > best and (after == len(own) or own[after] < own[after - 1]):
+                best, keep = found, len(order)
             heapreplace(heap, (-own[after], at) if after < len(own) else (1.0, at))
             if heap[0][0] > 0:  # all remaining rows have their largest budget
                 break

@@ -6,7 +6,7 @@ It reads committed data and times only. Tests: tests/adaptive/test_cost_model.py
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -36,11 +36,11 @@ class TimeTable:
     Numbers are measured at different times, and a shared machine is faster at one time than at another. `slowdown`
     follows the machine's speed quickly and applies to all numbers, so measurements of different times can be compared.
 
-    With a `prior`, measurements are stored relative to it, and the prior counts as some measurements of every number.
-    Numbers that were never measured have the prior's seconds, corrected by the nearest measurements.
+    With a `prior`, measurements are stored relative to it. Numbers that were never measured have the prior's seconds,
+    corrected by the nearest measurements.
 
     Attributes:
-        slowdown_rate: Weight of each measurement in `slowdown`.
+        slowdown_rate: Weight of each measurement in `slowdown`, without a prior.
         seconds: Seconds by number of nodes, at slowdown 1, relative to `prior` if there is one.
         counts: Measurements by number of nodes.
         keys: Measured numbers, sorted.
@@ -62,8 +62,8 @@ class TimeTable:
         key = number if number <= 32 else number // 8 * 8
         count = self.counts.get(key, 0)
         if not count:
+            self.seconds[key] = seconds / self.slowdown if self.prior is None else self._interpolate(key)
             self.keys.insert(bisect_left(self.keys, key), key)
-            self.seconds[key] = seconds / self.slowdown if self.prior is None else 1.0
         if self.prior is not None:
             self._correct(key, count, seconds)
         elif count:  # outliers are clipped, since the machine may pause; an early outlier is soon overruled
@@ -80,12 +80,12 @@ class TimeTable:
         """Adds a measurement beside the prior: `factor` times its seconds.
 
         The machine's speed is the median of the latest measurements, so one slow pass says nothing of other numbers.
-        The prior counts as some measurements of every number.
+        What was known of a number counts as one measurement of it.
         """
         known = self.seconds[key]
         if self._latest:
             clipped = min(max(factor / self.slowdown, 0.8 * known), 1.25 * known)
-            self.seconds[key] = known + max(1 / (count + _PRIOR_MEASUREMENTS + 1), 0.05) * (clipped - known)
+            self.seconds[key] = known + max(1 / (count + 2), 0.15) * (clipped - known)
         self._latest = [*self._latest[1 - _LATEST :], factor / known]
         self.slowdown = median(self._latest)
 
@@ -143,7 +143,6 @@ class Lengths:
         weight: Weight of the latest length. It grows, so that earlier weights need no change.
         ended: Weight of the lengths that ended by themselves, by length.
         cut: Weight of the lengths that were cut, by length.
-        gaps: Weight of the lengths that left out a number below them, by number.
 
     Source:
         Kaplan and Meier 1958, with priors and decay.
@@ -153,27 +152,16 @@ class Lengths:
     weight: float = 1.0
     ended: list[float] = field(default_factory=list)
     cut: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
 
-    def add(self, length: int, cut: bool, path: Sequence[int] | None = None) -> None:
-        """Adds a length.
-
-        Args:
-            length: The length.
-            cut: It might have been larger.
-            path: Its numbers, from 1 up to `length`. None for all of them.
-        """
+    def add(self, length: int, cut: bool) -> None:
+        """Adds a length. `cut`: it might have been larger."""
         if length >= len(self.cut):
             more = [0.0] * (length + 1 - len(self.cut))
-            self.ended, self.cut, self.gaps = self.ended + more, self.cut + more, self.gaps + more
+            self.ended, self.cut = self.ended + more, self.cut + more
         self.weight /= self.decay
         (self.cut if cut else self.ended)[length] += self.weight
-        if path is not None and len(path) < length:
-            for number in {*range(1, length)} - {*path}:
-                self.gaps[number] += self.weight
         if self.weight > _LARGEST_WEIGHT:
-            for weights in (self.ended, self.cut, self.gaps):
-                weights[:] = [each / self.weight for each in weights]
+            self.ended, self.cut = ([each / self.weight for each in own] for own in (self.ended, self.cut))
             self.weight = 1.0
 
     def trials(self, most: int) -> list[tuple[float, float]]:
@@ -192,11 +180,44 @@ class Lengths:
             above += self.ended[length] + self.cut[length]
         return found
 
-    def presence(self, most: int) -> list[float]:
-        """Returns the share of numbers 1, 2, ..., `most` that were not left out, among lengths of at least as much."""
-        found = [1.0] * most
-        for number, ((reached, _), gap) in enumerate(zip(self.trials(most), self.gaps[1:])):
-            found[number] -= gap / self.weight / (reached + _PRIOR_WEIGHT)
+
+@dataclass(slots=True)
+class Nodes:
+    """How often each node of past drafts was accepted, in which recent drafts count more.
+
+    Attributes:
+        decay: Factor on the weight of earlier drafts.
+        weight: Weight of the latest draft. It grows, so that earlier weights need no change.
+        budgets: Weight of the drafts, by budget.
+        hits: Weight of the drafts in which a node was accepted, by node.
+    """
+
+    decay: float
+    weight: float = 1.0
+    budgets: list[float] = field(default_factory=list)
+    hits: list[float] = field(default_factory=list)
+
+    def add(self, budget: int, path: Iterable[int]) -> None:
+        """Adds a draft. Nodes that it could have had and did not have were not accepted."""
+        if budget >= len(self.budgets):
+            more = [0.0] * (budget + 1 - len(self.budgets))
+            self.budgets, self.hits = self.budgets + more, self.hits + more
+        self.weight /= self.decay
+        self.budgets[budget] += self.weight
+        for node in path:
+            if node <= budget:
+                self.hits[node] += self.weight
+        if self.weight > _LARGEST_WEIGHT:
+            self.budgets, self.hits = ([each / self.weight for each in own] for own in (self.budgets, self.hits))
+            self.weight = 1.0
+
+    def trials(self, most: int) -> list[tuple[float, float]]:
+        """Returns for nodes 1, 2, ..., `most` how often they were accepted, and how often they could have been."""
+        found, trials = [(0.0, 0.0)] * most, 0.0
+        for node in range(len(self.budgets) - 1, 0, -1):
+            trials += self.budgets[node]
+            if node <= most:
+                found[node - 1] = self.hits[node] / self.weight, trials / self.weight
         return found
 
 
@@ -206,15 +227,16 @@ def survival(parts: Sequence[Lengths], most: int, rate: float) -> list[float]:
     Args:
         parts: Lengths of all rows, and those of one row, if it has any. Few lengths of a row lean on those of all rows.
         most: Largest length.
-        rate: Prior of the rate at which lengths go on. At each further length, the rate of the one before is the prior.
+        rate: Prior of the rate at which lengths go on from 0 and from 1. At each further length, the rate of the one
+            before is the prior. Length 0 says little of others: there may have been no draft.
 
     Returns:
         Probabilities that a length is at least 1, 2, ..., `most`.
     """
-    found, product = [], 1.0
-    for counts in zip(*(part.trials(most) for part in parts)):
+    found, product, first = [], 1.0, rate
+    for length, counts in enumerate(zip(*(part.trials(most) for part in parts))):
         went_on, could = counts[0]
-        own = rate = (went_on + _PRIOR_WEIGHT * rate) / (could + _PRIOR_WEIGHT)
+        own = rate = (went_on + _PRIOR_WEIGHT * (rate if length > 1 else first)) / (could + _PRIOR_WEIGHT)
         for went_on, could in counts[1:]:
             own = (went_on + _ROW_PRIOR_WEIGHT * rate) / (could + _ROW_PRIOR_WEIGHT)
         product *= own
@@ -225,9 +247,9 @@ def survival(parts: Sequence[Lengths], most: int, rate: float) -> list[float]:
 class CostModel:
     """Estimates what a drafter's budgets add to the target's pass, and the tokens that they bring.
 
-    Both follow from the outcomes of its drafts: how many nodes they had, and which of them was the last accepted one.
-    A draft under a smaller budget is taken as the first nodes of the same draft. A draft that fills its budget and is
-    accepted to its last node might have gone on under a larger one.
+    Both follow from the outcomes of its drafts: how many nodes they had, and which were accepted. A draft under a
+    smaller budget is taken as the first nodes of the same draft. Drafters that reorder their nodes (`forest`) keep that
+    only roughly. A chain that fills its budget and is accepted whole might have gone on under a larger one.
 
     Args:
         first_rate: Acceptance rate of a token that was never tested.
@@ -235,8 +257,10 @@ class CostModel:
 
     def __init__(self, first_rate: float = 0.7) -> None:
         self.first_rate = first_rate
-        self._sizes, self._accepted = Lengths(0.99), Lengths(0.99)
-        self._rows: dict[int, tuple[Lengths, Lengths]] = {}
+        self._all = _Drafts.with_decay(0.99)
+        self._rows: dict[int, _Drafts] = {}
+        self._branch = False  # a draft had branches
+        self._known: dict[tuple[int, int], tuple[list[float], list[float]]] = {}  # estimates, until the next draft
 
     def __contains__(self, row: int) -> bool:
         """Returns whether a row was observed."""
@@ -252,33 +276,81 @@ class CostModel:
         """
         for row, budget, outcome in zip(rows, budgets, outcomes):
             if row not in self._rows:
-                self._rows[row] = Lengths(0.95), Lengths(0.95)
-            if not budget:
-                continue
-            size, path = min(outcome.num_scored, budget), outcome.path
-            last = outcome.num_accepted if path is None else max(path, default=0)
-            for sizes, accepted in ((self._sizes, self._accepted), self._rows[row]):
-                sizes.add(size, cut=size == budget)
-                accepted.add(last, cut=last >= budget, path=path)
+                self._rows[row] = _Drafts.with_decay(0.95)
+            if budget:
+                self._branch = self._branch or outcome.path is not None
+                self._all.add(budget, outcome)
+                self._rows[row].add(budget, outcome)
+                self._known.clear()
 
     def release(self, rows: Sequence[int]) -> None:
         """Removes rows."""
         for row in rows:
             self._rows.pop(row, None)
+        self._known.clear()
 
     def size_probabilities(self, row: int, max_nodes: int) -> list[float]:
         """Returns the probability that a draft has at least 1, 2, ..., `max_nodes` nodes to score."""
-        own = [self._rows[row][0]] if row in self._rows else []
-        return survival([self._sizes, *own], max_nodes, 1.0)
+        return self._estimate(row, max_nodes)[0]
 
     def node_gains(self, row: int, max_nodes: int) -> list[float]:
         """Returns the expected accepted tokens that node 1, 2, ..., `max_nodes` of a draft adds, never increasing.
 
         A node that adds little may be followed by one that adds more. Both then have the mean.
         """
-        own = [self._rows[row][1]] if row in self._rows else []
-        reached = survival([self._accepted, *own], max_nodes, self.first_rate)
-        return never_increasing([rate * share for rate, share in zip(reached, self._accepted.presence(max_nodes))])
+        return self._estimate(row, max_nodes)[1]
+
+    def _estimate(self, row: int, max_nodes: int) -> tuple[list[float], list[float]]:
+        """Sizes and gains of a row's drafts."""
+        key = row, max_nodes
+        if key not in self._known:
+            parts = [self._all, self._rows[row]] if row in self._rows else [self._all]
+            sizes = survival([part.sizes for part in parts], max_nodes, 1.0)
+            if self._branch:
+                gains = never_increasing(self._tree_rates([part.nodes for part in parts], max_nodes))
+            else:
+                gains = survival([part.accepted for part in parts], max_nodes, self.first_rate)
+            self._known[key] = sizes, gains
+        return self._known[key]
+
+    def _tree_rates(self, parts: Sequence[Nodes], most: int) -> list[float]:
+        """How often each node is accepted, by all rows and by one."""
+        before, last, rates = 0.0, self.first_rate, []
+        for node, counts in enumerate(zip(*(part.trials(most) for part in parts)), start=1):
+            # the prior is a chain in which all tokens are accepted at one rate; a sibling in between does not count
+            prior = max(before, last) ** (node / (node - 1)) if node > 1 else self.first_rate
+            hits, trials = counts[0]
+            own = rate = (hits + _PRIOR_WEIGHT * prior) / (trials + _PRIOR_WEIGHT)
+            for hits, trials in counts[1:]:
+                own = (hits + _ROW_PRIOR_WEIGHT * rate) / (trials + _ROW_PRIOR_WEIGHT)
+            before, last = last if node > 1 else 0.0, rate
+            rates.append(own)
+        return rates
+
+
+@dataclass(slots=True)
+class _Drafts:
+    """What is known of the drafts of a row or of all rows.
+
+    Attributes:
+        sizes: Nodes to score, as far as the budget allowed.
+        accepted: Accepted tokens, as far as the budget allowed. They tell of chains only.
+        nodes: Accepted nodes.
+    """
+
+    sizes: Lengths
+    accepted: Lengths
+    nodes: Nodes
+
+    @classmethod
+    def with_decay(cls, decay: float) -> _Drafts:
+        return cls(Lengths(decay), Lengths(decay), Nodes(decay))
+
+    def add(self, budget: int, outcome: DraftOutcome) -> None:
+        size, accepted = min(outcome.num_scored, budget), outcome.num_accepted
+        self.sizes.add(size, cut=size == budget)
+        self.accepted.add(accepted, cut=accepted >= budget)
+        self.nodes.add(budget, range(1, accepted + 1) if outcome.path is None else outcome.path)
 
 
 def never_increasing(gains: Sequence[float]) -> list[float]:
@@ -302,9 +374,6 @@ def never_increasing(gains: Sequence[float]) -> list[float]:
         pools.append((mean, count))
     return [mean for mean, count in pools for _ in range(count)]
 
-
-_PRIOR_MEASUREMENTS = 8
-"""Measurements of a number that the prior counts as."""
 
 _LATEST = 9
 """Measurements beside a prior that tell the machine's speed."""

@@ -1,11 +1,12 @@
 """Automatic drafting without a model: joins trees of `suffix` and `recycling`, and scores only the nodes that pay.
 
-Both drafters propose trees in every step, which costs little. Each says how confident it is in its proposal. The text
+Both drafters propose trees, which costs little. Each says how confident it is in its proposal. The text
 then shows how far each proposal was right, whether it was scored or not, so acceptance is learned for every level of
 confidence without extra target passes. Seconds of target passes are measured when the drafter is built and corrected in
 every step. A step scores the nodes with the most expected tokens per second, or none. A drafter that may miss steps
 pauses while it costs more time than its nodes are expected to save. Its share of the time around the drafters counts as
-its cost. A drafter with a method `ends_rest(view, rows)` is asked in a pause, and takes part if that returns True.
+its cost. A drafter with a method `ends_rest(view, rows)` observes all steps, is asked in a pause, and takes part in the
+step if that returns True.
 Tests: tests/drafters/test_auto.py and the contract suite.
 """
 
@@ -125,7 +126,9 @@ class AutoDrafter:
             at for at, rest in self._rests.items() if not rest.takes_part() and not self._woken(at, view, rows)
         }
         if len(self._resting) == len(self.sources):
-            return Draft.chains(rows, [view.tokens(row)[-1:] for row in rows], device=view.device)
+            self._last = Draft.chains(rows, [view.tokens(row)[-1:] for row in rows], device=view.device)
+            self._started = perf_counter()
+            return self._last
         limits = [min(limit, self.num_draft_tokens) for limit in budget.nodes]
         by_source = [self._propose_all(at, view, rows, limits, rng) for at in range(len(self.sources))]
         self._proposals = [list(own) for own in zip(*by_source)]
@@ -233,14 +236,17 @@ class AutoDrafter:
         began, active = perf_counter(), [at for at in range(len(self.sources)) if at not in self._resting]
         if draft is self._last:
             self.pass_times.add(draft.num_nodes, began - self._started)
-            self._learn(draft, acceptance)
+            if self._proposals:
+                self._learn(draft, acceptance)
         shared = (self._shared_cost + perf_counter() - began) / max(len(active), 1)
-        for at in active:
+        for at, source in enumerate(self.sources):
             started = perf_counter()
-            self.sources[at].observe(view, draft, acceptance, output)
-            if at in self._rests and self.pass_times.prior is not None:
+            if at in active or hasattr(source, "ends_rest"):
+                source.observe(view, draft, acceptance, output)
+            if at in active and at in self._rests and self.pass_times.prior is not None:
                 self._rests[at].add(self._costs[at] + shared + perf_counter() - started, self._saved[at])
         self._last, self._proposals, self._resting, self._shared_cost = None, [], set(), 0.0
+        self._costs, self._saved = [0.0] * len(self.sources), [0.0] * len(self.sources)
 
     def _learn(self, draft: Draft, acceptance: Acceptance) -> None:
         """Counts how far each proposal was right."""

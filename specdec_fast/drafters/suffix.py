@@ -85,7 +85,7 @@ class SuffixDrafter:
     name = "suffix"
     needs = Needs(topology="tree", host_tokens=True)
     level_rates = (0.2, 0.25, 0.4, 0.6, 0.8, 0.9)
-    may_rest = True  # its automata take in all tokens that they missed
+    may_rest = True  # it observes all steps, since it has `ends_rest`
 
     def __init__(
         self,
@@ -180,7 +180,10 @@ class SuffixDrafter:
         for row in rows:
             own = self._rows[row]
             own.extend(view.tokens(row))
-            if own.automaton.match() >= _LONG or (self.memory is not None and self._tree(own, 1, None)[2] >= _LONG):
+            match = own.automaton.match()
+            if match < _LONG and self.memory is not None and len(self.memory):
+                match = self.memory.grow(own.text[-_CONTEXT:], 1, _CONTEXT, *self._how, None)[3]
+            if match >= _LONG:
                 return True
         return False
 

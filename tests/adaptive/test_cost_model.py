@@ -47,6 +47,31 @@ def test_drafts_that_end_by_themselves_are_told_from_those_that_a_budget_ends() 
     assert sum(tight.node_gains(0, 12)) > 10 and sum(tight.size_probabilities(0, 12)) == pytest.approx(12)
 
 
+@pytest.mark.parametrize("budgets", [(4,), (2, 4), (1, 2, 3, 4)])
+def test_small_budgets_do_not_make_the_later_nodes_of_a_tree_look_bad(budgets: tuple[int, ...]) -> None:
+    """Node 3 is a child of node 1. Under a budget of 2 nobody knows whether it would have been accepted."""
+    source, model = random.Random(3), CostModel()
+    model.observe([0], [4], [DraftOutcome(4, 0, 4, ())])
+    for step in range(4000):
+        drawn = source.random()
+        path = (1, 3) if drawn < 0.3 else (1,) if drawn < 0.5 else (2,) if drawn < 0.7 else ()
+        budget = budgets[step % len(budgets)]
+        own = [node for node in path if node <= budget]
+        model.observe([0], [budget], [DraftOutcome(budget, len(own), budget, own)])
+        model.release([0])  # the estimate of all rows has less noise
+    assert model.node_gains(0, 4) == pytest.approx([0.5, 0.25, 0.25, 0.0], abs=0.13)
+
+
+def test_how_rarely_there_is_a_draft_says_nothing_of_its_length() -> None:
+    """Many steps without a draft lower the chance of a first token, and of no later one."""
+    model = CostModel(0.85)
+    for _ in range(20):
+        model.observe([0], [8], [DraftOutcome(0, 0, 0)])
+    gains, sizes = model.node_gains(1, 8), model.size_probabilities(1, 8)
+    assert gains[0] < 0.15 and sizes[0] < 0.15
+    assert gains[1] / gains[0] == gains[2] / gains[1] == pytest.approx(0.85) and sizes[7] == pytest.approx(sizes[0])
+
+
 def test_gains_that_increase_share_their_mean() -> None:
     assert never_increasing([]) == []
     assert never_increasing([0.5, 0.4, 0.4, 0.1]) == [0.5, 0.4, 0.4, 0.1]

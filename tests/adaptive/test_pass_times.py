@@ -42,12 +42,36 @@ def test_a_prior_gives_the_shape_and_measurements_the_scale() -> None:
     for _ in range(12):  # this machine is three times slower now
         times.add(4, 6.0)
     assert [times.seconds_at(nodes) for nodes in (1, 4, 10, 16)] == pytest.approx([3.0, 6.0, 12.0, 18.0], rel=0.05)
-    for _ in range(40):  # large passes have become worse than the prior says
+    for _ in range(15):  # large passes have become worse than the prior says
         times.add(1, 3.0)
         times.add(16, 36.0)
     assert times.seconds_at(1) == pytest.approx(3.0, rel=0.05) and times.seconds_at(16) == pytest.approx(36.0, rel=0.05)
     assert 12.0 < times.seconds_at(10) < 24.0
     assert times.table(16)[10] == pytest.approx(times.seconds_at(10), rel=0.2)
+
+
+@pytest.mark.parametrize("truth", [0.6, 0.8, 1.5, 2.0])
+def test_a_wrong_prior_is_corrected_within_some_steps(truth: float) -> None:
+    """The usual number tells the machine's speed, so another one has to carry the whole correction."""
+    times = TimeTable(prior=prior(n1=1.0, n9=2.0))
+    for _ in range(12):
+        times.add(1, 1.0)
+        times.add(1, 1.0)
+        times.add(9, 2.0 * truth)
+    assert times.seconds_at(1) == pytest.approx(1.0, rel=0.05)
+    assert times.seconds_at(9) == pytest.approx(2.0 * truth, rel=0.15)
+
+
+def test_a_new_number_starts_from_its_neighbours() -> None:
+    times = TimeTable(prior=prior(n1=1.0, n16=4.0))
+    for _ in range(20):
+        times.add(1, 1.0)
+        for number in (8, 10):
+            times.add(number, 0.7 * times.prior.seconds_at(number))
+    expected = 0.7 * times.prior.seconds_at(9)
+    assert times.seconds_at(9) == pytest.approx(expected, rel=0.03)
+    times.add(9, expected)
+    assert times.seconds_at(9) == pytest.approx(expected, rel=0.05)
 
 
 def test_one_slow_pass_says_little_beside_a_prior() -> None:
@@ -57,7 +81,7 @@ def test_one_slow_pass_says_little_beside_a_prior() -> None:
     for _ in range(12):
         times.add(2, prior(n1=1.0, n4=1.1).seconds_at(2))
     assert times.seconds_at(2) == pytest.approx(1.033, rel=0.03)
-    assert times.seconds_at(4) == pytest.approx(1.1, rel=0.1) and times.seconds_at(16) == pytest.approx(2.0, rel=0.1)
+    assert times.seconds_at(4) == pytest.approx(1.1, rel=0.2) and times.seconds_at(16) == pytest.approx(2.0, rel=0.2)
 
 
 def test_goodput_starts_with_the_largest_draft_that_pays() -> None:

@@ -210,13 +210,23 @@ def test_a_pausing_source_is_woken_where_it_says_so() -> None:
 
 
 def test_a_step_in_which_all_sources_rest_is_a_plain_one() -> None:
-    idle = Counted(wrong)
+    """Nothing is asked, joined or learned in it. Its time counts as that of a plain pass."""
+    idle, timed, granted = Counted(wrong), [], []
     idle.may_rest = True  # type: ignore[attr-defined]
     made = auto(idle, pass_times=times(1.0, 2.0, 8.0))
-    drafts, propose = [], made.propose
-    made.propose = lambda *given: drafts.append(propose(*given)) or drafts[-1]
+    made.pass_times.add, grant = lambda number, seconds: timed.append(number), made._grant
+    made._grant = lambda limits: granted.append(limits) or grant(limits)
     run(made, count=20)
-    assert all(draft.is_chain and draft.counts == (1,) for draft in drafts[8:]) and idle.calls == 8
+    assert len(granted) == idle.calls == 8 and timed == [1] * 19
+
+
+def test_a_resting_source_that_can_be_woken_observes_all_steps() -> None:
+    """Its memory has the ends of texts that end in a pause."""
+    idle, seen = Counted(wrong), []
+    idle.may_rest, idle.ends_rest = True, lambda view, rows: False  # type: ignore[attr-defined]
+    idle.observe = lambda *given: seen.append(given)  # type: ignore[method-assign]
+    handle = run(auto(idle, pass_times=times(1.0, 2.0, 8.0)), count=20)
+    assert idle.calls == 8 and len(seen) == handle.stats.steps
 
 
 def test_pauses_end_with_the_last_request() -> None:
