@@ -36,7 +36,7 @@ class RowOutput:
         num_nodes: Nodes of the tree, score-only nodes included, root not counted.
         complete: Whether the accepted path ends at a leaf, so that the next token is a bonus token.
         error: Why the text ends after these tokens, or "".
-        path: Numbers of the accepted nodes among those that may be accepted, from 1. None for chains.
+        path: Numbers of the accepted nodes among those that may be accepted, from 1. None for chains and CUDA graphs.
     """
 
     tokens: list[int]

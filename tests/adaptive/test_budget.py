@@ -26,7 +26,7 @@ from specdec_fast.adaptive.budget import (
     acceptance_lower_bound,
     budget_for,
 )
-from specdec_fast.adaptive.cost_model import DraftOutcome
+from specdec_fast.adaptive.cost_model import DraftOutcome, TimeTable
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Budget, Rng, Slots, StateView, TargetOutput
 
@@ -184,6 +184,18 @@ def test_a_drifting_clock_does_not_start_drafting(rate: float, most: int, propos
         machine.run(100)
         machine.policy.release([0])
     assert machine.seconds / machine.tokens < 1.02 * passes / 4000, "a plain step is one pass and one token"
+
+
+def test_a_run_of_equal_gains_is_granted_whole_or_not_at_all() -> None:
+    """Nodes 2 to 4 share the gain of node 4. Two nodes would look best, and really bring what one brings."""
+    policy = Goodput(margin=0.0)
+    policy._warmup_budgets = []
+    policy._verify_times.prior = TimeTable(
+        slowdown_rate=0.0, seconds={1: 1.0, 2: 1.05, 3: 1.1, 4: 1.6, 5: 1.65}, keys=[1, 2, 3, 4, 5]
+    )
+    policy._cost_model.node_gains = lambda row, most: [1.0, 1 / 3, 1 / 3, 1 / 3][:most]  # type: ignore[method-assign]
+    policy._cost_model.size_probabilities = lambda row, most: [1.0] * most  # type: ignore[method-assign]
+    assert policy.nodes([0], [4]) == [1]
 
 
 def test_fixed_grants_each_requests_number() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from mutants.test_suite_mutants import cases, check_detected
 
+from specdec_fast.adaptive.cost_model import Lengths, Nodes, TimeTable
 from specdec_fast.adaptive.rest import FIRST, LONGEST, Rest
 from specdec_fast.drafters.auto import AutoDrafter
 from specdec_fast.drafters.suffix import SuffixDrafter
@@ -97,6 +98,37 @@ def a_pausing_source_is_not_asked(patch: Patch) -> None:
 def missed_tokens_are_not_seen(patch: Patch) -> None:
     """The automaton ends where the pause began."""
     patch.setattr(SuffixDrafter, "ends_rest", lambda self, view, rows: self._rows[rows[0]].automaton.match() >= 4)
+
+
+def what_a_budget_left_out_was_rejected(patch: Patch) -> None:
+    """Nodes beyond a small budget count as tried."""
+    add = Nodes.add
+    patch.setattr(Nodes, "add", lambda self, budget, path: add(self, max(budget, len(self.budgets) - 1), path))
+
+
+def drafts_that_fill_their_budget_ended(patch: Patch) -> None:
+    """A larger budget looks useless before it was tried."""
+    add = Lengths.add
+    patch.setattr(Lengths, "add", lambda self, length, cut: add(self, length, False))
+
+
+def drafts_that_ended_were_cut(patch: Patch) -> None:
+    """A larger budget promises tokens that the drafter does not propose."""
+    add = Lengths.add
+    patch.setattr(Lengths, "add", lambda self, length, cut: add(self, length, True))
+
+
+def one_pass_tells_the_speed_of_the_machine(patch: Patch) -> None:
+    """A slow pass makes all numbers look slow."""
+    patch.setattr("specdec_fast.adaptive.cost_model.median", lambda latest: latest[0])
+
+
+def new_numbers_start_from_the_prior(patch: Patch) -> None:
+    """What was measured beside a number is forgotten with its first measurement."""
+    interpolate = TimeTable._interpolate
+    patch.setattr(
+        TimeTable, "_interpolate", lambda self, number: interpolate(self, number) if number in self.seconds else 1.0
+    )
 
 
 def running_requests_go_on(patch: Patch) -> None:
@@ -206,6 +238,7 @@ def a_reset_forgets_rows_in_their_prefill(patch: Patch) -> None:
     patch.setattr(PrefixSharing, "forget", broken)
 
 
+COSTS, TIMES = "adaptive/test_cost_model.py", "adaptive/test_pass_times.py"
 REST, AUTO, SUFFIX = "adaptive/test_rest.py", "drafters/test_auto.py", "drafters/test_suffix.py"
 SLICES = "engine/test_prefill.py"
 BETWEEN = "test_running_texts_get_tokens_between_the_slices_of_a_long_prompt"
@@ -224,6 +257,26 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (a_pausing_source_proposes, AUTO, "test_a_source_that_may_rest_pauses_while_it_saves_nothing", ()),
     (a_pausing_source_is_not_asked, AUTO, "test_a_pausing_source_is_woken_where_it_says_so", ()),
     (missed_tokens_are_not_seen, SUFFIX, "test_a_long_match_ends_a_pause_of_steps_that_were_not_seen", ()),
+    (
+        what_a_budget_left_out_was_rejected,
+        COSTS,
+        "test_small_budgets_do_not_make_the_later_nodes_of_a_tree_look_bad",
+        ((2, 4),),
+    ),
+    (
+        drafts_that_fill_their_budget_ended,
+        COSTS,
+        "test_drafts_that_end_by_themselves_are_told_from_those_that_a_budget_ends",
+        (),
+    ),
+    (
+        drafts_that_ended_were_cut,
+        COSTS,
+        "test_drafts_that_end_by_themselves_are_told_from_those_that_a_budget_ends",
+        (),
+    ),
+    (one_pass_tells_the_speed_of_the_machine, TIMES, "test_one_slow_pass_says_little_beside_a_prior", ()),
+    (new_numbers_start_from_the_prior, TIMES, "test_a_new_number_starts_from_its_neighbours", ()),
     (running_requests_go_on, *SOME, ("none", "sync")),
     (queued_requests_join, *SOME, ("none", "sync")),
     (requests_left_out_are_lost, *SOME, ("none", "sync")),
