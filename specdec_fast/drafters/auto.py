@@ -163,12 +163,12 @@ class AutoDrafter:
         self._costs[at] = perf_counter() - started
         return found
 
-    def _reached(self, own: _Proposal, depth: int) -> list[float]:
-        """Probabilities that 1, 2, ..., `depth` tokens of a proposal are accepted."""
+    def _reached(self, own: _Proposal) -> list[float]:
+        """Probabilities that 1, 2, ... tokens of a proposal are accepted."""
         source, level = own.key
         if own.key not in self._accepted:
             self._accepted[own.key] = Lengths(0.99), Lengths(0.95)
-        return survival(self._accepted[own.key], depth, self.sources[source].level_rates[level])
+        return survival(self._accepted[own.key], max(own.depths), self.sources[source].level_rates[level])
 
     def _grant(self, limits: Sequence[int]) -> list[list[int]]:
         """Nodes to score of every proposal, by row: the prefix with the most expected tokens per second."""
@@ -176,10 +176,10 @@ class AutoDrafter:
         count, granted = len(limits), [[0] * len(self.sources) for _ in limits]
         for row, proposals in enumerate(self._proposals):
             missed = 1.0  # probability that no earlier source has the next token
-            for at, own in sorted(enumerate(proposals), key=lambda one: -self._first_rate(one[1])):
-                if len(own.depths) > 1:
-                    gains.append(self._node_gains(row, at, own, missed))
-                    missed *= 1 - self._first_rate(own)
+            reached = {at: self._reached(own) for at, own in enumerate(proposals) if len(own.depths) > 1}
+            for at in sorted(reached, key=lambda at: -reached[at][0]):
+                gains.append(self._node_gains(row, at, proposals[at], reached[at], missed))
+                missed *= 1 - reached[at][0]
         order, used = [], [0] * count
         for negative, row, at in merge(*gains):
             if used[row] < limits[row]:
@@ -214,13 +214,12 @@ class AutoDrafter:
                 best, keep = speed, count
         return keep
 
-    def _first_rate(self, own: _Proposal) -> float:
-        """Probability that the next token is among the proposed ones."""
-        return self._reached(own, 1)[0] if len(own.depths) > 1 else 0.0
-
-    def _node_gains(self, row: int, at: int, own: _Proposal, missed: float) -> list[tuple[float, int, int]]:
+    @staticmethod
+    def _node_gains(
+        row: int, at: int, own: _Proposal, reached: Sequence[float], missed: float
+    ) -> list[tuple[float, int, int]]:
         """Negative expected tokens of each node of a proposal, never increasing."""
-        reached, firsts = self._reached(own, max(own.depths)), [1]  # firsts: the first node of each depth
+        firsts = [1]  # the first node of each depth
         for node, depth in enumerate(own.depths):
             if depth > len(firsts):
                 firsts.append(node)
