@@ -5,10 +5,12 @@
 Every task is a prompt of its own: prose, a story, code, a list, an edit of code, and a summary that repeats its source.
 Instruct models get it as a question in their chat template, base models as the beginning of a text. In each round every
 side writes the same task, and who goes first rotates. Steps of a side alternate with steps of plain decoding, so other
-load on the machine affects both alike. Drafters begin every text with an empty memory. A row is one side on one task;
-its speed is the median over rounds of the ratio to plain decoding in the same round, prefill included. Texts are
-compared with those of plain decoding. Rows are written to benchmarks/results as soon as their task is measured, and
-replace the rows of the same model, setting, task and side.
+load on the machine affects both alike. Drafters begin every text with an empty memory, and budgets with what `load`
+measured.
+
+A row is one side on one task; its speed is the median over rounds of the ratio to plain decoding in the same round,
+prefill included. Texts are compared with those of plain decoding. Rows are written to benchmarks/results as soon as
+their task is measured, and replace the rows of the same model, setting, task and side.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -30,6 +33,7 @@ from benchmarks.harness.progress_line import Progress
 from benchmarks.harness.result_files import read_rows, write_whole
 from benchmarks.harness.select_rows import RESULTS, named
 from specdec_fast import SamplingParams, load
+from specdec_fast.adaptive.budget import budget_for
 from specdec_fast.loading import load_model, load_tokenizer
 
 TABLE = "real_models_cpu.json"
@@ -158,7 +162,12 @@ def measure(
     tokenizer, model = load_tokenizer(place), load_model(place, setting.dtype)
     own = list(dict.fromkeys([PLAIN, *(name for name in names if name != PEER)]))
     shape = {"max_rows": 1, "max_length": 2048, "prefix_sharing": False}  # prompts are computed anew in every round
-    engines = {name: load(model, tokenizer=tokenizer, **shape, **SIDES[name]) for name in own}
+    engines, policies, starts = {}, {}, {}
+    for name in own:
+        policies[name] = budget_for(SIDES[name].get("budget", "fixed"))
+        options = {**shape, **SIDES[name], "budget": policies[name]}
+        engines[name] = load(model, tokenizer=tokenizer, **options)
+        starts[name] = deepcopy(vars(policies[name]))
     order, peer_limit = own[1:] or own, rounds if peer_rounds is None else min(max(peer_rounds, 1), rounds)
     if PEER in names:
         peer = transformers_side(load_model(place, setting.dtype), setting)
@@ -187,6 +196,7 @@ def measure(
                     gc.enable()
                 else:
                     getattr(engines[name].drafter, "forget", lambda: None)()
+                    vars(policies[name]).update(deepcopy(starts[name]))
                     pair = dict.fromkeys([PLAIN, name])
                     found, handles = alternate([engines[each] for each in pair], prompt, params, clock)
                     for each, handle in zip(pair, handles):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.adaptive.cost_model import CostModel, DraftOutcome, TimeTable
-from specdec_fast.adaptive.pass_times import measure_pass_times
+from specdec_fast.adaptive.pass_times import PASSES, measure_pass_times
 from specdec_fast.interfaces import Target
 from specdec_kernels.unknown_names import unknown_name
 
@@ -162,7 +162,7 @@ class Goodput:
             target: The target, before its first request.
             max_nodes: Most draft nodes of a request.
         """
-        times = measure_pass_times(target, sorted({1, min(4, 1 + max_nodes), 1 + max_nodes}))
+        times = measure_pass_times(target, {*(min(size, 1 + max_nodes) for size in PASSES), 1 + max_nodes})
         if times is not None:
             self._verify_times.prior, self._warmup_budgets = times, []
             self._refresh_interval = _FIRST_REFRESH

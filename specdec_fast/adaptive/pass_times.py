@@ -15,8 +15,11 @@ from specdec_fast.adaptive.cost_model import TimeTable
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Target
 
+PASSES = (1, 2, 4)
+"""Small numbers of nodes. A second node may cost more than any later one, since products of one row are special."""
 
-def measure_pass_times(target: Target, nodes: Iterable[int] = (1, 4, 17), repeats: int = 2) -> TimeTable | None:
+
+def measure_pass_times(target: Target, nodes: Iterable[int] = (*PASSES, 17), repeats: int = 2) -> TimeTable | None:
     """Measures target passes over chains on a free row, and leaves the cache as it was.
 
     Args:

@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from specdec_fast.adaptive.cost_model import Lengths, TimeTable, survival
-from specdec_fast.adaptive.pass_times import measure_pass_times
+from specdec_fast.adaptive.pass_times import PASSES, measure_pass_times
 from specdec_fast.adaptive.rest import Rest
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, DrafterParts, Needs, Rng, StateView, TargetOutput
@@ -106,7 +106,7 @@ class AutoDrafter:
         """Builds drafters by name, which do not read prompts with the target, and measures the target's passes."""
         names = of.split(",") if isinstance(of, str) else list(of)
         made = cls([parts.make(name, **_FRUGAL.get(name, {})) for name in names], num_draft_tokens)
-        made.pass_times.prior = measure_pass_times(parts.target, (1, 4, 1 + num_draft_tokens))
+        made.pass_times.prior = measure_pass_times(parts.target, {*PASSES, 1 + num_draft_tokens})
         return made
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:

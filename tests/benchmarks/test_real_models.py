@@ -11,6 +11,7 @@ import pytest
 from benchmarks import real_models
 from benchmarks.harness.select_rows import RESULTS
 from benchmarks.real_models import KEYS, PEER, PLAIN, SIDES, Setting, as_markdown, measure, merged
+from specdec_fast.adaptive.budget import Goodput
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,24 @@ def test_all_sides_write_the_text_of_plain_decoding(rows: list[dict[str, Any]]) 
     assert all(row["identical"] for row in rows) and rows[0]["speed_vs_plain"] == 1.0
     assert all(row["tokens_per_second"] > 0 and row["tau"] >= 1 for row in rows)
     assert [row["rounds"] for row in rows] == [2, 1, 2] and all(row["speed_vs_transformers"] for row in rows)
+
+
+def test_a_budget_begins_every_text_with_what_load_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, nodes = [], Goodput.nodes
+
+    def noted(self: Goodput, *given: Any) -> list[int]:
+        known.append(sum(self._verify_times.counts.values()))
+        return nodes(self, *given)
+
+    monkeypatch.setattr(Goodput, "nodes", noted)
+    side = "suffix with budget goodput"
+    rounds = 2
+    (row,) = (
+        row
+        for row in measure("demo-target", Setting("float32", 1, 0.0, 6), [side], ["list"], rounds, perf_counter)
+        if row["side"] == side
+    )
+    assert row["identical"] and known.count(0) == rounds + 1 and max(known) > 0
 
 
 def test_the_table_has_a_line_per_row(rows: list[dict[str, Any]]) -> None:
