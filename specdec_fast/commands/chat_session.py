@@ -74,6 +74,7 @@ class ChatSession:
         self._output = output
         self._stats, self._seconds = RequestStats(), 0.0
         self._num_asked = self._context = 0
+        self._contexts: list[int] = []  # tokens of the context after each turn that is kept
 
     def greet(self, model: str) -> None:
         """Prints a line about the model and the commands, in a terminal."""
@@ -170,9 +171,12 @@ class ChatSession:
         elif name == "/reset":
             self._say(f"{counted(len(turns), 'turn')} forgotten")
             turns.clear()
+            self._contexts.clear()
+            self._context = 0
         elif name == "/undo":
             self._say("the last turn is forgotten" if turns else "there is no turn to forget")
-            del turns[-1:]
+            del turns[-1:], self._contexts[-1:]
+            self._context = self._contexts[-1] if turns else 0
         else:
             self._err.print(wrap_words(HELP, self._err.file, indent=15), soft_wrap=True)
 
@@ -231,6 +235,7 @@ class ChatSession:
             self._seconds += seconds
         if handle.error is None and (handle.tokens or handle.finish_reason != "cancelled"):
             self._conversation.keep(question, handle.text)
+            self._contexts.append(self._context)
         self._report(question, handle, dropped, seconds)
         if handle.finish_reason == "cancelled" and not self.interactive:
             raise KeyboardInterrupt

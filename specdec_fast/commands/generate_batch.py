@@ -223,7 +223,7 @@ class Job:
         ]
         if empty:
             many = "" if len(self.handles) == 1 else f" for {counted(len(empty), 'prompt')}"
-            words = f"the model answers nothing{many}; the model has a chat template; use --chat"
+            words = f"the model answers nothing{many}; it has a chat template, so try --chat"
             self.err.print(f"specdec: note: {words}", soft_wrap=True)
 
     def print_stats(self) -> None:

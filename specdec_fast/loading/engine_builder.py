@@ -34,7 +34,7 @@ from specdec_fast.loading.quiet_libraries import without_import_warnings
 from specdec_fast.loading.sampling_defaults import check_sampling, resolve_defaults
 from specdec_fast.loading.tokenizers import check_same_tokenizer, check_tokenizer, eos_ids, load_tokenizer
 from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
-from specdec_fast.rules import DEFAULT, get_rule, rule_for
+from specdec_fast.rules import DEFAULT, get_rule, rule_for, rule_origin
 from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.targets.fused_forward import widen_small_model
 from specdec_fast.targets.huggingface import HuggingFaceTarget
@@ -205,7 +205,8 @@ def load(
         given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
         given |= {"prefix_sharing": prefix_sharing, "prefill_chunk": prefill_chunk, "default_params": defaults}
         engine = Engine(ours, made, rule=selected, eos_token_ids=ids, temperature=temperature, **given)
-        engine.why_rule, engine.why_drafter = why_rule or engine.why_rule, why_drafter
+        origin = rule_origin(rule) if engine.rule is selected else engine.why_rule  # rule best chooses in the engine
+        engine.why_rule, engine.why_drafter = why_rule or origin, why_drafter
         for each in drafts:
             engine.on_close(each.close)
         undo.pop_all()

@@ -61,6 +61,13 @@ def _compatible_rules(needs: Needs, temperature: float) -> list[str]:
     return [rule.name for rule in rules if rule.why_not_sampling(params) is None]
 
 
+def rule_origin(rule: str | Rule) -> str:
+    """Returns where a rule comes from: the default, a name, or an object."""
+    if rule == DEFAULT:
+        return "the default"
+    return "asked for by name" if isinstance(rule, str) else "passed as an object"
+
+
 def rule_for(rule: str | Rule, needs: Needs, temperature: float | None = None) -> tuple[Rule, str]:
     """Returns the rule that verifies the drafts of a drafter. Rule `best` chooses another one here.
 
@@ -75,8 +82,7 @@ def rule_for(rule: str | Rule, needs: Needs, temperature: float | None = None) -
     Raises:
         ValueError: If the rule cannot verify such drafts. The message names the rules that can.
     """
-    found = get_rule(rule)
-    why = "the default" if rule == DEFAULT else "asked for by name" if isinstance(rule, str) else "passed as an object"
+    found, why = get_rule(rule), rule_origin(rule)
     choose = getattr(found, "choose_rule", None)  # rule best names another one
     if choose is not None:
         found, why, _ = choose(needs, temperature)

@@ -49,10 +49,10 @@ def create_app(service: Service) -> FastAPI:
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [model]}
 
-    @app.get("/v1/models/{wanted:path}")
-    async def show_model(wanted: str) -> dict[str, Any]:
-        if wanted != name:
-            raise UnknownModelError(wanted, name)
+    @app.get("/v1/models/{model_id:path}")
+    async def show_model(model_id: str) -> dict[str, Any]:
+        if model_id != name:
+            raise UnknownModelError(model_id, name)
         return model
 
     @app.get("/health")

@@ -53,7 +53,8 @@ def read_params(
     """
     for name, count in (("logprobs", logprobs), ("prompt_logprobs", request.prompt_logprobs)):
         if count is not None and not 0 <= count <= _MOST_LOGPROBS:
-            raise ValueError(f"{name}: got {count} alternatives; expected 0 to {_MOST_LOGPROBS}")
+            field = "top_logprobs" if name == "logprobs" and hasattr(request, "top_logprobs") else name
+            raise ValueError(f"{field}: got {count} alternatives; expected 0 to {_MOST_LOGPROBS}")
     if max_tokens == 0 and request.prompt_logprobs is None and not getattr(request, "echo", False):
         raise ValueError("max_tokens: got 0; expected at least 1, or 0 with prompt_logprobs, or with echo")
     if request.prompt_logprobs is not None and request.stream:

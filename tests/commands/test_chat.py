@@ -6,6 +6,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import re
 import select
 import signal
 import sys
@@ -325,3 +326,10 @@ def test_ctrl_d_during_an_answer_ends_the_chat_after_it(rambler: str, monkeypatc
         assert terminal.process.exitcode == 0
     finally:
         terminal.process.kill()
+
+
+def test_the_context_in_stats_is_that_of_the_turns_that_are_left(run: Any, engines: Any) -> None:
+    engines()
+    result = run("chat", *GREEDY, stdin="a\n/stats\nb\n/stats\n/undo\n/stats\n/reset\n/stats\n/undo\n/stats\n")
+    found = [int(words) for words in re.findall(r"context\s+(\d+) of", result.stderr)]
+    assert len(found) == 5 and 0 < found[0] < found[1] and found[2:] == [found[0], 0, 0], result.stderr

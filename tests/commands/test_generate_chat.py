@@ -173,7 +173,7 @@ def test_a_model_that_answers_nothing_gets_a_hint(
 ) -> None:
     engines(end="<end>")
     result = run("generate", prompt, *GREEDY, *flags)
-    hint = "specdec: note: the model answers nothing; the model has a chat template; use --chat\n"
+    hint = "specdec: note: the model answers nothing; it has a chat template, so try --chat\n"
     assert result.exit_code == 0 and result.stderr == (hint if hinted else "")
 
 
@@ -187,4 +187,4 @@ def test_the_hint_counts_the_prompts(run: Any, engines: Any, tmp_path: Path) -> 
     path = tmp_path / "several.jsonl"
     path.write_text('"hello"\n"hello:"\n"moin"')
     result = run("generate", "--file", str(path), *GREEDY)
-    assert "note: the model answers nothing for 2 prompts; the model has" in result.stderr
+    assert "note: the model answers nothing for 2 prompts; it has" in result.stderr

@@ -11,6 +11,7 @@ from oracles import models
 from specdec_fast import SamplingParams, load
 from specdec_fast.drafters import NO_DRAFTER
 from specdec_fast.loading import engine_builder
+from specdec_fast.rules import get_rule
 
 
 def loaded(**options: Any) -> Any:
@@ -22,6 +23,19 @@ def test_auto_drafts_by_default_and_says_so(rule: str) -> None:
     with loaded(rule=rule) as engine:
         assert engine.drafter.name == "auto"
         assert "\ndrafter auto: none was named, and no draft model was given\n" in engine.explain()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "replay: the default"),
+        ({"rule": "greedy"}, "greedy: asked for by name"),
+        ({"rule": get_rule("greedy")}, "greedy: passed as an object"),
+    ],
+)
+def test_loaded_engines_say_where_their_rule_comes_from(options: dict[str, Any], why: str) -> None:
+    with loaded(**options) as engine:
+        assert engine.explain().startswith(f"rule {why}\n")
 
 
 def test_the_text_is_that_of_plain_decoding() -> None:

@@ -165,7 +165,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "image_url"),
         ({"tools": [TOOL]}, "tools", "not supported"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs true"),
-        ({"logprobs": True, "top_logprobs": 99}, "logprobs", "0 to 20"),
+        ({"logprobs": True, "top_logprobs": 99}, "top_logprobs", "0 to 20"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "one of them"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "tools"),
     ],
