@@ -135,12 +135,32 @@ class TimeTable:
 
 
 @dataclass(slots=True)
-class Lengths:
-    """Lengths of past drafts, in which recent ones count more. Some were cut, so only their least length is known.
+class _Recent:
+    """Sums over past drafts, in which recent ones count more.
 
     Attributes:
-        decay: Factor on the weight of earlier lengths.
-        weight: Weight of the latest length. It grows, so that earlier weights need no change.
+        decay: Factor on the weight of earlier drafts.
+        weight: Weight of the latest draft. It grows, so that earlier weights need no change.
+    """
+
+    decay: float
+    weight: float = 1.0
+
+    def _advance(self, last: int, *columns: list[float]) -> None:
+        """Begins the next draft, in columns that have place `last` from now on."""
+        self.weight /= self.decay
+        scale, self.weight = (self.weight, 1.0) if self.weight > _LARGEST_WEIGHT else (1.0, self.weight)
+        for column in columns:
+            column += [0.0] * (last + 1 - len(column))
+            if scale > 1:
+                column[:] = [each / scale for each in column]
+
+
+@dataclass(slots=True)
+class Lengths(_Recent):
+    """Lengths of past drafts. Some were cut, so only their least length is known.
+
+    Attributes:
         ended: Weight of the lengths that ended by themselves, by length.
         cut: Weight of the lengths that were cut, by length.
 
@@ -148,21 +168,13 @@ class Lengths:
         Kaplan and Meier 1958, with priors and decay.
     """
 
-    decay: float
-    weight: float = 1.0
     ended: list[float] = field(default_factory=list)
     cut: list[float] = field(default_factory=list)
 
     def add(self, length: int, cut: bool) -> None:
         """Adds a length. `cut`: it might have been larger."""
-        if length >= len(self.cut):
-            more = [0.0] * (length + 1 - len(self.cut))
-            self.ended, self.cut = self.ended + more, self.cut + more
-        self.weight /= self.decay
+        self._advance(length, self.ended, self.cut)
         (self.cut if cut else self.ended)[length] += self.weight
-        if self.weight > _LARGEST_WEIGHT:
-            self.ended, self.cut = ([each / self.weight for each in own] for own in (self.ended, self.cut))
-            self.weight = 1.0
 
     def trials(self, most: int) -> list[tuple[float, float]]:
         """Counts how often a length went on, and how often it could have.
@@ -182,34 +194,24 @@ class Lengths:
 
 
 @dataclass(slots=True)
-class Nodes:
-    """How often each node of past drafts was accepted, in which recent drafts count more.
+class Nodes(_Recent):
+    """How often each node of past drafts was accepted.
 
     Attributes:
-        decay: Factor on the weight of earlier drafts.
-        weight: Weight of the latest draft. It grows, so that earlier weights need no change.
         budgets: Weight of the drafts, by budget.
         hits: Weight of the drafts in which a node was accepted, by node.
     """
 
-    decay: float
-    weight: float = 1.0
     budgets: list[float] = field(default_factory=list)
     hits: list[float] = field(default_factory=list)
 
     def add(self, budget: int, path: Iterable[int]) -> None:
         """Adds a draft. Nodes that it could have had and did not have were not accepted."""
-        if budget >= len(self.budgets):
-            more = [0.0] * (budget + 1 - len(self.budgets))
-            self.budgets, self.hits = self.budgets + more, self.hits + more
-        self.weight /= self.decay
+        self._advance(budget, self.budgets, self.hits)
         self.budgets[budget] += self.weight
         for node in path:
             if node <= budget:
                 self.hits[node] += self.weight
-        if self.weight > _LARGEST_WEIGHT:
-            self.budgets, self.hits = ([each / self.weight for each in own] for own in (self.budgets, self.hits))
-            self.weight = 1.0
 
     def trials(self, most: int) -> list[tuple[float, float]]:
         """Returns for nodes 1, 2, ..., `most` how often they were accepted, and how often they could have been."""
