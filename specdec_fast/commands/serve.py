@@ -134,6 +134,7 @@ def serve(
             ),
         )
         server.serve_until_stopped([bound])
+        _say("the server has ended")
 
 
 def _say(words: str) -> None:

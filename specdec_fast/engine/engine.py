@@ -28,7 +28,7 @@ from specdec_fast.engine.cuda_graph.eligibility import (
 from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
 from specdec_fast.engine.drafter_runner import DrafterRunner
 from specdec_fast.engine.drafter_speed import DrafterSpeed
-from specdec_fast.engine.explanation import explain_passes
+from specdec_fast.engine.explanation import explain_budget, explain_passes
 from specdec_fast.engine.output_processor import collect_row_outputs, emit_tokens, graph_row_output
 from specdec_fast.engine.prompts import Prompt, encode_prompt
 from specdec_fast.engine.request import Handle, check_text_length, create_handle, resolve_params
@@ -382,14 +382,14 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         return f"Engine({parts}; {self.num_running} running, {self.num_queued} queued)"
 
     def explain_drafter(self) -> str:
-        """Returns the name of the drafter, or none, and why it proposes if it was not named."""
-        name = getattr(self.drafter, "name", "none")
+        """Returns the drafter, or none, with the budget unless it is fixed, and why it proposes if it was not named."""
+        name = explain_budget(getattr(self.drafter, "name", "none"), self._drafter_runner.budget)
         return name if self.why_drafter is None else f"{name}: {self.why_drafter}"
 
     def explain(self) -> str:
         """Returns, in words, which rule verifies, which drafter proposes, and how passes and steps run."""
-        before = self._failures.last and f" ({self._failures.last}, but not since)"
-        reasons = "; ".join(self.why_not_graph()) or f"the host reads one step behind{before or ''}"
+        before = f" ({self._failures.last}, but not since)" if self._failures.last else ""
+        reasons = "; ".join(self.why_not_graph()) or f"the host reads one step behind{before}"
         lines = [
             f"rule {self.rule.name}: {self.why_rule}",
             f"drafter {self.explain_drafter()}",

@@ -52,6 +52,12 @@ def _stored_bytes(weight: Any) -> int:
     return sum(each.nbytes for each in _inner(weight))
 
 
+def explain_budget(drafter: str, budget: Any) -> str:
+    """Returns the name of a drafter with that of its budget, unless this is fixed or there is no drafter."""
+    name = getattr(budget, "name", type(budget).__name__)
+    return drafter if drafter == "none" or name == "fixed" else f"{drafter} with budget {name}"
+
+
 def explain_passes(target: Target) -> str:
     """Returns the dtype and device of a target's passes, and whether they are fused, with the reason.
 

@@ -59,7 +59,9 @@ def test_a_server_answers_and_ends(serve: Serve, pair: list[str], tmp_path: Path
     assert process.pid is not None
     os.kill(process.pid, end)
     process.join(30)
-    assert process.exitcode == 0 and "Traceback" not in (tmp_path / "errors0").read_text()
+    assert process.exitcode == 0
+    said = (tmp_path / "errors0").read_text()
+    assert said.endswith("specdec: the server has ended\n") and "Traceback" not in said
 
 
 def test_a_second_interrupt_ends_texts_at_once_without_a_traceback(serve: Serve, tmp_path: Path) -> None:

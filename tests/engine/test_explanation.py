@@ -22,6 +22,14 @@ def test_the_default_rule_is_not_called_a_choice() -> None:
     assert Engine(target, rule=get_rule("greedy")).explain().startswith("rule greedy: passed as an object\n")
 
 
+def test_budgets_that_choose_are_named() -> None:
+    with load("demo-target", drafter="suffix", budget="goodput", max_length=64) as engine:
+        assert "\ndrafter suffix with budget goodput\n" in engine.explain()
+    with load("demo-target", drafter="suffix", max_length=64) as engine:
+        assert "\ndrafter suffix\n" in engine.explain()
+    assert "\ndrafter none\n" in Engine(AutomatonTarget(random_logits(11, 6)), budget="goodput").explain()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
