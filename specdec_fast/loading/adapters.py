@@ -56,8 +56,26 @@ def merge_adapter(model: Any, adapter: str | Path, what: str, **files: Any) -> A
         warnings.simplefilter("ignore")  # missing weights are an error below
         loaded = PeftModel.from_pretrained(model, name, config=config, **files)
     _check_weights(loaded, name, fits, files)
+    _untie(model)
     with _explaining(name, "expected an adapter that can be merged into the model's weights"):
         return loaded.merge_and_unload(safe_merge=True).eval()
+
+
+def _untie(model: Any) -> None:
+    """Gives a projection that is tied to the embedding its own weight if an adapter changes either.
+
+    Unmerged, the adapter changes the output of one of them. Merged into a shared weight, it would change both.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    embedding, projection = model.get_input_embeddings(), model.get_output_embeddings()
+    adapted = isinstance(embedding, BaseTunerLayer) or isinstance(projection, BaseTunerLayer)
+    if projection is None or not adapted or embedding.weight is not projection.weight:
+        return
+    holder: Any = projection.get_base_layer() if isinstance(projection, BaseTunerLayer) else projection
+    holder.weight = torch.nn.Parameter(holder.weight.detach().clone(), requires_grad=False)
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = False
 
 
 def served_part(model: torch.nn.Module, what: str) -> Any:

@@ -153,6 +153,24 @@ def open_gguf(path: Path, what: str = "model") -> Any:
     return reader
 
 
+def check_has_weights(reader: Any, got: str) -> None:
+    """Checks that a GGUF file holds an embedding. transformers fills a model of full size with random weights otherwise.
+
+    Args:
+        reader: The reader of the file.
+        got: What was got, for the message.
+
+    Raises:
+        ValueError: If it has none, as files that hold a vocabulary alone.
+    """
+    if any(tensor.name == "token_embd.weight" for tensor in reader.tensors):
+        return
+    raise ValueError(
+        f"{got}, a GGUF file of {len(reader.tensors)} tensors without token_embd.weight; expected the weights of a "
+        "language model, not a vocabulary, an adapter or a projector alone; name the file of the model"
+    )
+
+
 def readable_architectures() -> list[str]:
     """Returns the architectures, as headers name them, that transformers and the package `gguf` both know."""
     from gguf import MODEL_ARCH_NAMES

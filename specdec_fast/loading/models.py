@@ -17,7 +17,14 @@ import torch
 from specdec_fast.loading.adapters import merge_adapter
 from specdec_fast.loading.error_text import first_line
 from specdec_fast.loading.gguf_config import check_all_weights_used, complete_config
-from specdec_fast.loading.gguf_reader import architecture_of, end_ids, fetch_gguf, open_gguf, shared_gguf_reading
+from specdec_fast.loading.gguf_reader import (
+    architecture_of,
+    check_has_weights,
+    end_ids,
+    fetch_gguf,
+    open_gguf,
+    shared_gguf_reading,
+)
 from specdec_fast.loading.load_failures import explain_architecture, explain_failure
 from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.loading.model_sources import ModelSource, base_of_adapter, resolve_source
@@ -188,6 +195,7 @@ def _load_gguf(source: ModelSource, dtype: torch.dtype, what: str, options: Mode
         reader = open_gguf(path, what)
         if (wrong := explain_architecture(source, what, architecture_of(reader))) is not None:
             raise wrong
+        check_has_weights(reader, f"{what}: got {source.name!r}")
         local = replace(source, place=path.parent, gguf_file=path.name)
         try:
             config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)

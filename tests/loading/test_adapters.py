@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 
 from specdec_fast import SamplingParams, load
 from specdec_fast.cli import main
+from specdec_fast.loading import load_model
 from specdec_fast.loading.adapters import _may_be_same
+from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.targets.tiny_models import tiny_model
 
 peft = pytest.importorskip("peft")
@@ -69,6 +71,24 @@ def saved(kind: str, place: Path, **config: Any) -> Path:
     path = place / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     return place
+
+
+@pytest.mark.parametrize("modules", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids=str)
+@pytest.mark.parametrize("keeps_tied", [False, True])
+def test_adapters_of_one_of_two_tied_tables_are_merged_into_it_alone(
+    modules: list[str], keeps_tied: bool, tmp_path: Path
+) -> None:
+    tied = base(tie_word_embeddings=True)
+    tied.save_pretrained(tmp_path / "base")
+    torch.manual_seed(1)
+    config = peft.LoraConfig(target_modules=[*modules, "o_proj"], ensure_weight_tying=keeps_tied, **RANDOM)
+    trained = peft.get_peft_model(tied, config).eval()
+    trained.save_pretrained(tmp_path / "adapter")
+    ids = torch.tensor([PROMPT])
+    with torch.no_grad():
+        want = trained(input_ids=ids).logits
+        got = load_model(tmp_path / "base", options=ModelOptions(adapter=tmp_path / "adapter"))(input_ids=ids).logits
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", LAYERS)

@@ -254,6 +254,15 @@ def test_an_architecture_that_cannot_be_read_is_named(architecture: str, model: 
         load(place)
 
 
+def test_a_file_without_weights_is_refused_before_a_model_is_built(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "vocab.gguf", "llama")  # transformers' default sizes: a model of 28 GB
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match=r"a GGUF file of 0 tensors without token_embd\.weight; expected the weights of"):
+        load_model(tmp_path / "vocab.gguf")
+
+
 def test_every_architecture_of_these_tests_can_be_read() -> None:
     known = readable_architectures()
     assert {*ARCHITECTURES.values(), "gemma2", "gpt-oss", "qwen2moe", "qwen3moe"} <= {*known}
