@@ -128,8 +128,9 @@ def layer_config(found: Checkpoint, described: Mapping[str, Any], tensors: Mappi
             fields[name] = {**kept, "rope_type": "default"}
     try:
         return AutoConfig.for_model(kind, **fields)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{where}: got layers that cannot be read: {error}") from None
+    except Exception as error:  # configurations fail in more ways than can be listed
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{where}: got layers that cannot be read ({reason}); correct the file") from error
 
 
 def check_features(found: Checkpoint, tensors: Mapping[str, Tensor]) -> None:

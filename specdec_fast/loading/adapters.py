@@ -21,6 +21,8 @@ from specdec_fast.targets import attention
 
 log = logging.getLogger("specdec_fast")
 _HUB_CACHE = re.compile(r"models--(?:[^/\\]+--)?([^/\\]+?)[/\\]snapshots[/\\]")
+_TABLES = re.compile(r"(?:embed_tokens|lm_head)\.\S*: .*?\[(\d+), (\d+)\].*?\[(\d+), (\d+)\]")
+"""The sizes of an embedding or projection in an adapter and in a model, where torch finds that they differ."""
 _BEYOND_LAYERS = "its PeftModel computes more than its layers (prompts, prefixes, routers, or tokens that switch it on)"
 _REMEDY = "expected an adapter of layers, such as LoRA, DoRA, IA3 or OFT"
 
@@ -189,6 +191,12 @@ def _explaining(name: str, expected: str) -> Iterator[None]:
     except Exception as error:  # adapters fail in more ways than can be listed
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         detail = next((line for line in lines if line.startswith("size mismatch")), first_line(error))
+        if (sizes := _TABLES.search(detail)) and sizes[2] == sizes[4]:
+            raise ValueError(
+                f"adapter: got {name!r}, trained with {sizes[1]} rows of {sizes[0].split()[0]}; the model has {sizes[3]}; "
+                f"load the model with transformers, call model.resize_token_embeddings({sizes[1]}), and pass "
+                "PeftModel.from_pretrained(model, adapter) with the adapter's tokenizer"
+            ) from error
         raise ValueError(f"adapter: got {name!r}; {expected}: {detail[:300]}") from error
 
 

@@ -19,7 +19,12 @@ _NOT_SERVED = ("lfm2", "mamba", "t5")
 
 
 def explain_failure(
-    error: Exception, source: ModelSource, what: str, files: dict[str, Any], device_map: Any = None
+    error: Exception,
+    source: ModelSource,
+    what: str,
+    files: dict[str, Any],
+    device_map: Any = None,
+    quantization: Any = None,
 ) -> ValueError:
     """Returns the error for a model that could not be loaded.
 
@@ -29,6 +34,7 @@ def explain_failure(
         what: Name of the argument in messages.
         files: Arguments of from_pretrained that say where files are.
         device_map: The device map that was passed, or None.
+        quantization: The quantization_config that was passed, or None.
 
     Returns:
         UnsupportedModelError if the model is no causal language model, else ValueError.
@@ -49,6 +55,12 @@ def explain_failure(
     if source.is_local and not (Path(source.place) / str(files.get("subfolder", "")) / "config.json").is_file():
         return ValueError(f"{got}, a folder without config.json; {EXPECTED}")
     config = _raw_config(source, files)
+    if quantization is not None and not isinstance(error, OSError):
+        return ValueError(
+            f"model_options: got quantization_config={type(quantization).__name__} for {source.name!r}: "
+            f"{first_line(error)}; expected a quantization that transformers can run here; install what it names, or "
+            "pass another quantization_config"
+        )
     kind = (config.get("quantization_config") or {}).get("quant_method")
     if kind is not None and not isinstance(error, OSError):
         return ValueError(

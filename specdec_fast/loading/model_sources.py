@@ -24,6 +24,7 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_FILE = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*):(?P<file>.+\.gguf)", re.IGNORECASE)
 _HUB_TAG = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*):(?P<tag>[\w.-]+)")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+_ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
 _WEIGHTS = "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json"
 
 
@@ -148,6 +149,9 @@ def check_adapter(adapter: str | Path) -> None:
     name, path, expected = str(adapter), Path(adapter), "expected the folder or hub id of a PEFT adapter"
     if path.is_dir() and not (path / ADAPTER_CONFIG).is_file():
         raise ValueError(f"adapter: got {name!r}, a folder without {ADAPTER_CONFIG}; {expected}")
+    if path.is_dir() and not any((path / file).is_file() for file in _ADAPTER_WEIGHTS):
+        files = " or ".join(_ADAPTER_WEIGHTS)
+        raise ValueError(f"adapter: got {name!r}, a folder without weights; expected {files} in it; download it again")
     if not path.is_dir() and not _HUB_ID.fullmatch(name):
         raise ValueError(f"adapter: got {name!r}, {'a file' if path.exists() else 'which does not exist'}; {expected}")
 

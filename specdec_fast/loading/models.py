@@ -129,6 +129,10 @@ def load_model(
         return load_model(
             base_of_adapter(found, what), dtype, device, what=what, options=replace(options, adapter=found.place)
         )
+    if options.revision is not None and found.is_local:
+        log.warning(
+            "%s %r is of this machine and has no revisions: %r has no effect", what, found.name, options.revision
+        )
     model = _load_gguf(found, wanted, what, options) if found.gguf_file else _load(found, wanted, what, options)
     if options.adapter is not None:
         model = merge_adapter(model, options.adapter, found.name, **_places(options, "revision", "subfolder"))
@@ -160,7 +164,8 @@ def _load(source: ModelSource, dtype: torch.dtype, what: str, options: ModelOpti
         with _no_bars() if source.is_bundled else nullcontext():  # bundled models load at once
             loaded: Any = AutoModelForCausalLM.from_pretrained(source.place, **arguments)
     except Exception as error:  # configs fail in more ways than can be listed
-        raise explain_failure(error, source, what, options.for_files(), arguments.get("device_map")) from error
+        asked = (arguments.get(name) for name in ("device_map", "quantization_config"))
+        raise explain_failure(error, source, what, options.for_files(), *asked) from error
     model, found = loaded
     missing = sorted(found["missing_keys"])
     if missing:

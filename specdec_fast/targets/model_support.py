@@ -51,8 +51,8 @@ def check_supported(model: Any) -> None:
     odd = sorted({kind for kind in getattr(config, "layer_types", None) or () if kind not in ATTENTION_LAYERS})
     if odd:
         raise UnsupportedModelError(
-            f"{name}: got layers of type {', '.join(odd)}; expected full or sliding-window attention only (recurrent "
-            "state could not be rolled back by forgetting slots); choose another model"
+            f"{name}: got layers of type {', '.join(odd)}; expected full or sliding-window attention only "
+            "(packed passes compute no other mask, and cannot roll back recurrent state); choose another model"
         )
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict)] or [rope]

@@ -59,6 +59,10 @@ BROKEN = [
     (lambda config, tensors: config.update(num_hidden_layers=2), "'num_hidden_layers' is 2, the file has 1"),
     (lambda config, tensors: config.update(model_type="gpt2"), "model_type: got 'gpt2'"),
     (
+        lambda config, tensors: config.update(num_attention_heads=3),
+        r"config.json: got layers that cannot be read \(.* is not a multiple of the number of attention heads \(3\)",
+    ),
+    (
         lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[0, 1, 3]),
         r"inputs of layers \[0, 1, 3\]; expected numbers from 0 to 2",
     ),

@@ -176,6 +176,26 @@ def test_an_adapter_of_another_model_is_refused(other: dict[str, Any], words: st
     assert words in str(error.value)
 
 
+def test_an_adapter_with_added_tokens_says_how_to_serve_it(folder: Path, tmp_path: Path) -> None:
+    model = base()
+    model.resize_token_embeddings(VOCAB + 2)
+    saving = ["embed_tokens", "lm_head"]
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=["o_proj"], modules_to_save=saving)).save_pretrained(
+        tmp_path
+    )
+    words = (
+        rf"trained with {VOCAB + 2} rows of .*; the model has {VOCAB}; .* model.resize_token_embeddings\({VOCAB + 2}\)"
+    )
+    with pytest.raises(ValueError, match=rf"^adapter: got '.*', {words}, and pass PeftModel.from_pretrained"):
+        load(folder, adapter=tmp_path)
+
+
+def test_an_adapter_without_weights_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    (saved("lora", tmp_path) / "adapter_model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"^adapter: got '.*', a folder without weights; expected adapter_model"):
+        load("demo-target", adapter=tmp_path)
+
+
 def test_an_adapter_of_another_family_is_refused(tmp_path: Path) -> None:
     tiny_model("gpt2", vocab_size=VOCAB).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"adapter: got .*Target modules .* not found in the base model"):

@@ -259,7 +259,9 @@ def test_a_file_without_weights_is_refused_before_a_model_is_built(tmp_path: Pat
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ValueError, match=r"a GGUF file of 0 tensors without token_embd\.weight; expected the weights of"):
+    with pytest.raises(
+        ValueError, match=r"a GGUF file of 0 tensors without token_embd\.weight; expected the weights of"
+    ):
         load_model(tmp_path / "vocab.gguf")
 
 

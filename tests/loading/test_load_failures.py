@@ -9,6 +9,7 @@ from oracles import models
 
 from specdec_fast import load
 from specdec_fast.loading import load_model
+from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.targets.model_support import UnsupportedModelError
 
 
@@ -76,3 +77,14 @@ def test_a_refused_engine_leaves_its_models_as_they_were() -> None:
             load(model, draft, max_length=64, **arguments)
         after = [(each.config._attn_implementation, type(each.lm_head), each.training) for each in (model, draft)]
         assert after == before, arguments
+
+
+def test_a_quantization_that_fails_is_named_in_place_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import BitsAndBytesConfig
+
+    Refused(ImportError("Using `bitsandbytes` 8-bit quantization requires bitsandbytes"), monkeypatch)
+    words = (
+        r"model_options: got quantization_config=BitsAndBytesConfig for 'demo-target': Using `bitsandbytes`.*; expected"
+    )
+    with pytest.raises(ValueError, match=words):
+        load_model("demo-target", options=ModelOptions(more={"quantization_config": BitsAndBytesConfig()}))

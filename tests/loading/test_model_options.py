@@ -225,3 +225,8 @@ def test_code_of_a_tokenizer_runs_only_if_it_is_trusted(folder: Path, tmp_path: 
 
 def test_a_dtype_is_not_the_checkpoints(folder: Path) -> None:
     assert load_model(folder, "bfloat16", options=ModelOptions(revision="main")).dtype == torch.bfloat16
+
+
+def test_a_revision_of_a_folder_has_no_effect_and_is_said_to(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_model(folder, options=ModelOptions(revision="v2"))
+    assert "is of this machine and has no revisions: 'v2' has no effect" in caplog.text
