@@ -154,7 +154,7 @@ def open_gguf(path: Path, what: str = "model") -> Any:
 
 
 def check_has_weights(reader: Any, got: str) -> None:
-    """Checks that a GGUF file holds an embedding. transformers fills a model of full size with random weights otherwise.
+    """Checks that a GGUF file has an embedding. transformers would fill a model of full size with random weights.
 
     Args:
         reader: The reader of the file.

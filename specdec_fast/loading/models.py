@@ -130,9 +130,7 @@ def load_model(
             base_of_adapter(found, what), dtype, device, what=what, options=replace(options, adapter=found.place)
         )
     if options.revision is not None and found.is_local:
-        log.warning(
-            "%s %r is of this machine and has no revisions: %r has no effect", what, found.name, options.revision
-        )
+        log.warning("revision %r has no effect: %s %r is a folder of this machine", options.revision, what, found.name)
     model = _load_gguf(found, wanted, what, options) if found.gguf_file else _load(found, wanted, what, options)
     if options.adapter is not None:
         model = merge_adapter(model, options.adapter, found.name, **_places(options, "revision", "subfolder"))

@@ -229,4 +229,4 @@ def test_a_dtype_is_not_the_checkpoints(folder: Path) -> None:
 
 def test_a_revision_of_a_folder_has_no_effect_and_is_said_to(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     load_model(folder, options=ModelOptions(revision="v2"))
-    assert "is of this machine and has no revisions: 'v2' has no effect" in caplog.text
+    assert "revision 'v2' has no effect: model '" in caplog.text
