@@ -194,8 +194,9 @@ def _explaining(name: str, expected: str) -> Iterator[None]:
         if (sizes := _TABLES.search(detail)) and sizes[2] == sizes[4]:
             raise ValueError(
                 f"adapter: got {name!r}, trained with {sizes[1]} rows of {sizes[0].split()[0]} (the model has "
-                f"{sizes[3]}); expected as many; load the model with transformers, call model.resize_token_embeddings({sizes[1]}), and pass "
-                "PeftModel.from_pretrained(model, adapter) with the adapter's tokenizer"
+                f"{sizes[3]}); expected as many; load the model with transformers, call "
+                f"model.resize_token_embeddings({sizes[1]}), and pass PeftModel.from_pretrained(model, adapter) with "
+                "the adapter's tokenizer"
             ) from error
         raise ValueError(f"adapter: got {name!r}; {expected}: {detail[:300]}") from error
 
