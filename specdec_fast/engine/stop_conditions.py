@@ -15,7 +15,7 @@ from specdec_fast.engine.text_stream import TextStream
 def check_eos_ids(ids: int | Sequence[int], vocab_size: int) -> tuple[int, ...]:
     """Returns end-of-sequence ids as a tuple. Raises ValueError for an id outside of the vocabulary."""
     found = (ids,) if isinstance(ids, int) else tuple(ids)
-    if any(isinstance(each, str) or not 0 <= each < vocab_size for each in found):
+    if any(type(each) is bool or not hasattr(each, "__index__") or not 0 <= each < vocab_size for each in found):
         raise ValueError(f"eos_token_ids: got {found}; expected ids of the target's vocabulary, 0..{vocab_size - 1}")
     return found
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, or the name of its class."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """Returns the first line of an error's message with what a colon at its end announces, or the name of its class."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -73,8 +73,16 @@ def explain_failure(
         return ValueError(
             f"{got}; {EXPECTED_OR} {_HUB}: {first_line(error)}; if it has GGUF files, name one: {source.name}:FILE.gguf"
         )
-    expected = EXPECTED if source.is_local else f"{EXPECTED_OR} {_HUB}"
-    return ValueError(f"{got}; {expected}: {first_line(error)}")
+    if not source.is_local:
+        return ValueError(f"{got}; {EXPECTED_OR} {_HUB}: {first_line(error)}")
+    if isinstance(error, TypeError) and "unexpected keyword argument" in words:
+        return ValueError(f"model_options: {first_line(error)}; expected arguments of from_pretrained; leave it out")
+    unknown = "does not recognize this architecture" in words
+    remedy = "update transformers, or choose another model" if unknown else "correct them, or download them again"
+    return ValueError(
+        f"{got}, a folder that transformers cannot load: {first_line(error)}; expected config.json and weights of one "
+        f"causal language model; {remedy}"
+    )
 
 
 def explain_architecture(source: ModelSource, what: str, architecture: str) -> ValueError | None:

@@ -44,8 +44,8 @@ _SHORT = {
 
 
 def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
-    """Returns the dtype of a name. Raises ValueError for an unknown name."""
-    if isinstance(name, torch.dtype):
+    """Returns the dtype of a name. Raises ValueError for an unknown name, or a dtype that no model computes in."""
+    if isinstance(name, torch.dtype) and name in DTYPES.values():
         return name
     if name not in DTYPES:
         meant = _SHORT.get(str(name).lower().removeprefix("torch."))

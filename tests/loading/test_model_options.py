@@ -230,3 +230,15 @@ def test_a_dtype_is_not_the_checkpoints(folder: Path) -> None:
 def test_a_revision_of_a_folder_has_no_effect_and_is_said_to(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     load_model(folder, options=ModelOptions(revision="v2"))
     assert "revision 'v2' has no effect: model '" in caplog.text
+
+
+def test_an_argument_that_from_pretrained_does_not_take_is_named(folder: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^model_options: .* unexpected keyword argument 'foo'; expected arguments of"
+    ):
+        load(folder, model_options={"foo": 1})
+
+
+def test_a_dtype_of_integers_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"^dtype: got torch.int8; expected one of float32, "):
+        load(folder, dtype=torch.int8)
