@@ -49,7 +49,6 @@ def merge_adapter(model: Any, adapter: str | Path, what: str, **files: Any) -> A
     with _explaining(name, "expected the folder or hub id of a PEFT adapter (adapter_config.json and weights)"):
         config = PeftConfig.from_pretrained(name, **files)
     _check_kind(config, f"adapter: got {name!r}")
-    _warn_of_other_base(config, name, what, model)
     fits = (
         f"expected an adapter for this model ({what}, {type(model).__name__}); the adapter names {_base(config)} as "
         "its base"
@@ -58,6 +57,7 @@ def merge_adapter(model: Any, adapter: str | Path, what: str, **files: Any) -> A
         warnings.simplefilter("ignore")  # missing weights are an error below
         loaded = PeftModel.from_pretrained(model, name, config=config, **files)
     _check_weights(loaded, name, fits, files)
+    _warn_of_other_base(config, name, what, model)
     _untie(model)
     with _explaining(name, "expected an adapter that can be merged into the model's weights"):
         return loaded.merge_and_unload(safe_merge=True).eval()
