@@ -11,6 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from specdec_fast.targets.model_state import memory_as_made
 from specdec_kernels import UnsupportedError, batch_invariant_linear, stores_by_input
 
 __all__ = ["AlignedLogits", "BatchInvariantLinear", "align_logits", "store_by_input"]
@@ -74,7 +75,8 @@ def store_by_input(model: torch.nn.Module) -> None:
             slow = product is None and not has_instructions(dtype)
             moves = not slow and (product is None or stores_by_input(dtype))
             if id(module.weight) not in embeddings and moves and module.weight.stride(0) != 1:
-                module.weight.data = module.weight.data.t().contiguous().t()
+                with memory_as_made(module.weight):
+                    module.weight.data = module.weight.data.t().contiguous().t()
             if product is not None:
                 BatchInvariantLinear.product = product
                 module.__class__ = BatchInvariantLinear

@@ -36,8 +36,9 @@ class ModelState:
             module.__class__ = kind
             weight = module.weight
             if weight.stride() != stride and weight.shape == shape and _has_strides(weight):
-                memory = torch.empty_strided(weight.shape, stride, dtype=weight.dtype, device=weight.device)
-                weight.data = memory.copy_(weight.data)
+                with memory_as_made(weight):
+                    memory = torch.empty_strided(weight.shape, stride, dtype=weight.dtype, device=weight.device)
+                    weight.data = memory.copy_(weight.data)
 
     def restore_attention(self) -> None:
         """Gives the model the attention of this state back, and nothing else."""
@@ -61,6 +62,14 @@ def _has_strides(weight: Any) -> bool:
     """Whether a weight is a plain tensor with memory of its own. Quantized ones may pack themselves when they run."""
     plain = isinstance(weight, torch.Tensor) and weight.is_floating_point() and type(weight.data) is torch.Tensor
     return plain and weight.device.type != "meta"
+
+
+def memory_as_made(weight: torch.Tensor) -> torch.inference_mode:
+    """Returns a context in which new memory of a weight is of its kind: made in inference mode, or outside of it.
+
+    Memory of the other kind would take the views or the backward passes from a parameter.
+    """
+    return torch.inference_mode(weight.is_inference())
 
 
 @contextmanager

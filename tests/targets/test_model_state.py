@@ -11,6 +11,7 @@ from oracles import models
 from specdec_fast.targets import huggingface, load_checks
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.targets.model_state import ModelState, unchanged_on_error
+from specdec_fast.targets.tiny_models import tiny_model
 
 
 def describe(model: Any) -> list[Any]:
@@ -133,3 +134,20 @@ def test_a_weight_that_packs_itself_keeps_its_form(dtype: torch.dtype) -> None:
     values = layer.weight.data.clone()
     state.restore()
     assert torch.equal(layer.weight.data, values) and layer.weight.is_contiguous() and type(layer) is Packing
+
+
+@pytest.mark.parametrize("inside", ["made", "opened", "closed"])
+def test_weights_stay_of_the_kind_that_inference_mode_gave_them(inside: str) -> None:
+    with torch.inference_mode(inside == "made"):
+        model = tiny_model("llama")
+    with torch.inference_mode(inside == "opened"):
+        target = HuggingFaceTarget(model, max_length=64, fused_forward=None)
+    assert target.why_not_fused is None
+    with torch.inference_mode(inside == "closed"):
+        target.close()
+    assert {weight.is_inference() for weight in model.parameters()} == {inside == "made"}
+    ids = torch.tensor([[1, 2, 3]])
+    if inside == "made":
+        assert all(weight.view_as(weight) is not None for weight in model.parameters())
+    else:
+        model(input_ids=ids, labels=ids).loss.backward()
