@@ -59,7 +59,7 @@ class PagedCache:
         pages: The allocator of the pool.
 
     Raises:
-        ValueError: If `page_size` or `num_pages` is out of range.
+        ValueError: If `page_size` or `num_pages` is out of range, or if the pages do not fit into memory.
     """
 
     def __init__(
@@ -84,8 +84,16 @@ class PagedCache:
         def pool(heads: int, dim: int) -> Tensor:
             return torch.zeros(num_pages, page_size, heads, dim, dtype=dtype, device=device)
 
-        self.keys = [pool(layer.num_kv_heads, layer.key_dim) for layer in layers]
-        self.values = [pool(layer.num_kv_heads, layer.value_dim) for layer in layers]
+        try:
+            self.keys = [pool(layer.num_kv_heads, layer.key_dim) for layer in layers]
+            self.values = [pool(layer.num_kv_heads, layer.value_dim) for layer in layers]
+        except RuntimeError as error:  # torch.OutOfMemoryError on a GPU
+            width = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
+            size = num_pages * page_size * width * dtype.itemsize / 2**30
+            raise ValueError(
+                f"cache: got {num_pages} pages of {page_size} tokens, which take {size:,.1f} GiB and do not fit "
+                f"into the memory of {self.device}; expected less; lower max_length or max_rows, or pass num_pages"
+            ) from error
         self._all = CacheTable([*self.keys, *self.values])
         self.page_table = torch.zeros(max_rows, -(-max_length // page_size), dtype=torch.int32, device=device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)

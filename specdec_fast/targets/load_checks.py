@@ -122,9 +122,9 @@ def check_calls(model: Any, calls: Sequence[AttentionCall]) -> list[LayerShape]:
     """
     name, expected = type(model).__name__, model.config.get_text_config().num_hidden_layers
     found = [call.layer for call in calls]
-    if sorted(found) != list(range(expected)):
+    if None in found or sorted(found) != list(range(expected)):
         raise UnsupportedModelError(
-            f"{name}: got attention calls from layers {sorted(found)}; expected one from each of {expected} layers; "
+            f"{name}: got attention calls from layers {found}; expected one from each of {expected} layers; "
             "models whose layers share, repeat or lack attention are not supported"
         )
     for call in calls:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracles.ledger import Ledger, cache, random_path, random_tree
 
+from specdec_fast.cache.paged import LayerShape, PagedCache
 from specdec_fast.core.device_transfer import write_entries
 
 PAGE_SIZES = (1, 4, 16, 256)
@@ -56,6 +57,13 @@ def test_an_empty_batch_and_a_batch_of_tail_nodes() -> None:
     made.step({1: []}, {1: []}, tail=2)
     made.check()
     assert made.cache.lengths.tolist() == [0, 3, 0, 0, 0]
+
+
+def test_a_pool_beyond_the_memory_names_its_size_and_what_to_lower() -> None:
+    wide = [LayerShape(10**7, 128, 128)]
+    words = "got 10000 pages of 16 tokens, which take 1,525,878.9 GiB and do not fit into the memory of cpu; .*; lower"
+    with pytest.raises(ValueError, match=words):
+        PagedCache(wide, num_pages=10_000, page_size=16, max_rows=1, max_length=64, dtype=torch.float32)
 
 
 def test_rejected_nodes_are_dropped() -> None:

@@ -166,6 +166,15 @@ def test_attention_that_gets_something_else_is_refused(change: Any, message: str
         HuggingFaceTarget(change_argument(model, change), max_rows=1, max_length=64)
 
 
+def test_attention_of_a_layer_without_a_number_is_refused() -> None:
+    model = models.own("llama")
+    model.model.layers[1].self_attn.layer_idx = None
+    with pytest.raises(
+        UnsupportedModelError, match=r"attention calls from layers \[0, None\]; expected one from each of 2"
+    ):
+        HuggingFaceTarget(model, max_rows=1, max_length=64)
+
+
 def test_arguments_without_meaning_are_allowed() -> None:
     change_argument(model := models.own("llama"), lambda given: {**given, "is_causal": True, "flag": False, "x": None})
     assert HuggingFaceTarget(model, max_rows=1, max_length=64).windows is None
