@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from specdec_fast.targets import attention
 
 log = logging.getLogger("specdec_fast")
 _HUB_CACHE = re.compile(r"models--(?:[^/\\]+--)?([^/\\]+?)[/\\]snapshots[/\\]")
-_TABLES = re.compile(r"(?:embed_tokens|lm_head)\.\S*: .*?\[(\d+), (\d+)\].*?\[(\d+), (\d+)\]")
+_TABLES = re.compile(r"((?:embed_tokens|lm_head)\.\S*): .*?\[(\d+), (\d+)\].*?\[(\d+), (\d+)\]")
 """The sizes of an embedding or projection in an adapter and in a model, where torch finds that they differ."""
 _BEYOND_LAYERS = "its PeftModel computes more than its layers (prompts, prefixes, routers, or tokens that switch it on)"
 _REMEDY = "expected an adapter of layers, such as LoRA, DoRA, IA3 or OFT"
@@ -64,20 +65,24 @@ def merge_adapter(model: Any, adapter: str | Path, what: str, **files: Any) -> A
 
 
 def _untie(model: Any) -> None:
-    """Gives a projection that is tied to the embedding its own weight if an adapter changes either.
+    """Gives each adapted layer a weight of its own, where it shares one with other layers.
 
-    Unmerged, the adapter changes the output of one of them. Merged into a shared weight, it would change both.
+    Projections share a weight with the embedding, and repeated layers (`layer_replication`) with each other. Unmerged,
+    an adapter changes the output of one of them. Merged into a shared weight, it would change all.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
+    adapted = [each.get_base_layer() for each in model.modules() if isinstance(each, BaseTunerLayer)]
+    holders = Counter(id(weight) for each in model.modules() for weight in each._parameters.values())
+    for layer in adapted:
+        for name, weight in layer._parameters.items():
+            if weight is not None and holders[id(weight)] > 1:
+                setattr(layer, name, torch.nn.Parameter(weight.detach().clone(), requires_grad=False))
+                holders[id(weight)] -= 1
     embedding, projection = model.get_input_embeddings(), model.get_output_embeddings()
-    adapted = isinstance(embedding, BaseTunerLayer) or isinstance(projection, BaseTunerLayer)
-    if projection is None or not adapted or embedding.weight is not projection.weight:
-        return
-    holder: Any = projection.get_base_layer() if isinstance(projection, BaseTunerLayer) else projection
-    holder.weight = torch.nn.Parameter(holder.weight.detach().clone(), requires_grad=False)
-    for config in (model.config, model.config.get_text_config()):
-        config.tie_word_embeddings = False
+    if projection is not None and embedding.weight is not projection.weight:
+        for config in (model.config, model.config.get_text_config()):
+            config.tie_word_embeddings = False
 
 
 def served_part(model: torch.nn.Module, what: str) -> Any:
@@ -191,11 +196,11 @@ def _explaining(name: str, expected: str) -> Iterator[None]:
     except Exception as error:  # adapters fail in more ways than can be listed
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         detail = next((line for line in lines if line.startswith("size mismatch")), first_line(error))
-        if (sizes := _TABLES.search(detail)) and sizes[2] == sizes[4]:
+        if (sizes := _TABLES.search(detail)) and sizes[3] == sizes[5]:
             raise ValueError(
-                f"adapter: got {name!r}, trained with {sizes[1]} rows of {sizes[0].split()[0]} (the model has "
-                f"{sizes[3]}); expected as many; load the model with transformers, call "
-                f"model.resize_token_embeddings({sizes[1]}), and pass PeftModel.from_pretrained(model, adapter) with "
+                f"adapter: got {name!r}, trained with {sizes[2]} rows of {sizes[1]} (the model has "
+                f"{sizes[4]}); expected as many; load the model with transformers, call "
+                f"model.resize_token_embeddings({sizes[2]}), and pass PeftModel.from_pretrained(model, adapter) with "
                 "the adapter's tokenizer"
             ) from error
         raise ValueError(f"adapter: got {name!r}; {expected}: {detail[:300]}") from error

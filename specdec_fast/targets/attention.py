@@ -212,6 +212,21 @@ def is_served(config: Any) -> bool:
         return bool(config._attn_implementation == NAME)
 
 
+def use_attention(model: Any, name: str) -> None:
+    """Sets the attention of a model, and of layers whose configuration is a copy, as copied layers have.
+
+    Args:
+        model: A transformers model.
+        name: `NAME` or `PROBE_NAME`.
+    """
+    model.set_attn_implementation(name)
+    kind = type(model.config.get_text_config())
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if type(config) is kind and config._attn_implementation_internal != name:
+            config._attn_implementation_internal = name
+
+
 def register() -> None:
     """Registers the attention function with transformers. Calling it twice is harmless."""
     from transformers import AttentionInterface

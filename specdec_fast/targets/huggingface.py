@@ -140,7 +140,7 @@ class HuggingFaceTarget:
         count = min(load_checks.SAMPLE_TOKENS, self.max_length, max(num_pages - 1, 1) * page_size)
         sample = load_checks.sample_text(model, count)
         expected = load_checks.own_logits(model, sample)[count // 2 :, : self.vocab_size]
-        model.set_attn_implementation(attention.PROBE_NAME)
+        attention.use_attention(model, attention.PROBE_NAME)
         first = sample[: load_checks.DRY_TOKENS]
         probe = load_checks.observe(model, first, torch.arange(len(first), device=self.device))
         shapes = load_checks.check_calls(model, probe.calls)
@@ -148,7 +148,7 @@ class HuggingFaceTarget:
         self._decoder = load_checks.find_decoder(model, probe.calls)
         layers = None if self._decoder is None else list(self.layers)
         self.windows = load_checks.find_windows(model, probe, layers, self.max_length)
-        model.set_attn_implementation(attention.NAME)
+        attention.use_attention(model, attention.NAME)
         # embeddings of positions may end early if the configuration does not say where; a GPU would not survive that
         far = self.max_length - 1 if positions or self.device.type == "cpu" else count - 1
         load_checks.check_independence(model, first, probe.calls, far)
@@ -268,7 +268,7 @@ class HuggingFaceTarget:
             with torch.no_grad(), without_autocast(self.device):
                 return self._run(tokens, slots, wanted, aux_hidden_states)
         if not attention.is_served(self.model.config):  # the model was used elsewhere in between
-            self.model.set_attn_implementation(attention.NAME)
+            attention.use_attention(self.model, attention.NAME)
         context = attention.PackedContext(slots, self.cache.keys, self.cache.values, self.windows)
         if aux_hidden_states and isinstance(self._logits, FusedForward):
             entered = [self._entered_layer(name) for name in aux_hidden_states]

@@ -46,7 +46,7 @@ def find_model_parts(model: Any) -> ModelParts:
     attention.register()
     state, sample = ModelState(model), sample_text(model, 1)
     try:
-        model.set_attn_implementation(attention.PROBE_NAME)
+        attention.use_attention(model, attention.PROBE_NAME)
         calls = observe(model, sample, torch.zeros_like(sample)).calls
     finally:
         state.restore()

@@ -91,6 +91,18 @@ def test_adapters_of_one_of_two_tied_tables_are_merged_into_it_alone(
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
+def test_adapters_of_repeated_layers_are_merged_into_each_alone(tmp_path: Path) -> None:
+    base().save_pretrained(tmp_path / "base")
+    torch.manual_seed(1)
+    config = peft.LoraConfig(target_modules=["o_proj"], layer_replication=[[0, 2], [0, 2]], **RANDOM)
+    trained = peft.get_peft_model(base(), config).eval()
+    trained.save_pretrained(tmp_path / "adapter")
+    want = text_of(trained)
+    for source, options in ((tmp_path / "base", {"adapter": tmp_path / "adapter"}), (trained, {})):
+        with load(source, max_length=64, **options) as engine:
+            assert engine.generate([PROMPT], GREEDY)[0].tokens == want and engine.target.num_layers == 4
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 def test_an_adapter_is_merged(kind: str, folder: Path, tmp_path: Path) -> None:
     engine = load(folder, adapter=saved(kind, tmp_path), max_length=64)

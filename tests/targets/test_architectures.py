@@ -106,6 +106,21 @@ def test_unsupported_models_are_refused_and_unchanged(kind: str, changes: dict[s
     assert model(torch.tensor([[1, 2, 3]]), use_cache=False).logits.shape == (1, 3, 96)
 
 
+def test_copied_layers_with_configurations_of_their_own_are_served_and_given_back() -> None:
+    model = models.own("llama")
+    model.model.layers.append(copy.deepcopy(model.model.layers[0]))
+    model.model.layers[2].self_attn.layer_idx, model.config.num_hidden_layers = 2, 3
+    text = torch.tensor([models.prompt(9)])
+    with torch.no_grad():
+        want = model(text, use_cache=False).logits
+    target = HuggingFaceTarget(model, max_length=64)
+    assert target.num_layers == 3
+    target.close()
+    assert {layer.self_attn.config._attn_implementation for layer in model.model.layers} == {"sdpa"}
+    with torch.no_grad():
+        assert torch.equal(model(text, use_cache=False).logits, want)
+
+
 def test_a_model_may_be_given_to_a_second_target() -> None:
     model = models.own("llama")
     for _ in range(2):
