@@ -50,6 +50,11 @@ def merge_adapter(model: Any, adapter: str | Path, what: str, **files: Any) -> A
     with _explaining(name, "expected the folder or hub id of a PEFT adapter (adapter_config.json and weights)"):
         config = PeftConfig.from_pretrained(name, **files)
     _check_kind(config, f"adapter: got {name!r}")
+    if any(weight.is_meta for weight in model.parameters()):
+        raise ValueError(
+            f"adapter: got {name!r} for a model with offloaded layers, into which nothing can be merged; expected all "
+            "weights in memory; change device_map, or merge the adapter on a larger machine and load the result"
+        )
     fits = (
         f"expected an adapter for this model ({what}, {type(model).__name__}); the adapter names {_base(config)} as "
         "its base"

@@ -146,7 +146,10 @@ def check_adapter(adapter: str | Path) -> None:
     Raises:
         ValueError: If it can be neither.
     """
-    name, path, expected = str(adapter), Path(adapter), "expected the folder or hub id of a PEFT adapter"
+    expected = "expected the folder or hub id of a PEFT adapter"
+    if not isinstance(adapter, (str, Path)):
+        raise ValueError(f"adapter: got {adapter!r:.60}; {expected}")
+    name, path = str(adapter), Path(adapter)
     if path.is_dir() and not (path / ADAPTER_CONFIG).is_file():
         raise ValueError(f"adapter: got {name!r}, a folder without {ADAPTER_CONFIG}; {expected}")
     if path.is_dir() and not any((path / file).is_file() for file in _ADAPTER_WEIGHTS):

@@ -49,8 +49,8 @@ def resolve_dtype(name: str | torch.dtype) -> torch.dtype:
         return name
     if name not in DTYPES:
         meant = _SHORT.get(str(name).lower().removeprefix("torch."))
-        raise ValueError(unknown_name("dtype", name, DTYPES) if meant is None else _meant(name, meant))
-    return DTYPES[name]
+        raise ValueError(unknown_name("dtype", name, DTYPES) if meant is None else _meant(str(name), meant))
+    return DTYPES[str(name)]
 
 
 def _meant(name: str, meant: str) -> str:

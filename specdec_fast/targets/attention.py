@@ -222,7 +222,7 @@ def use_attention(model: Any, name: str) -> None:
     model.set_attn_implementation(name)
     kind = type(model.config.get_text_config())
     for module in model.modules():
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if type(config) is kind and config._attn_implementation_internal != name:
             config._attn_implementation_internal = name
 

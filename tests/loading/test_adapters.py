@@ -202,6 +202,17 @@ def test_an_adapter_with_added_tokens_says_how_to_serve_it(folder: Path, tmp_pat
         load(folder, adapter=tmp_path)
 
 
+def test_an_adapter_is_not_merged_into_offloaded_layers(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    here = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head")
+    places = {**dict.fromkeys(here, "cpu"), "model.layers.1": "disk"}
+    options = {"device_map": places, "model_options": {"offload_folder": str(tmp_path / "disk")}}
+    with pytest.raises(
+        ValueError, match=r"^adapter: got '.*' for a model with offloaded layers, .*; change device_map"
+    ):
+        load(folder, adapter=saved("lora", tmp_path / "a"), **options)
+
+
 def test_an_adapter_without_weights_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     (saved("lora", tmp_path) / "adapter_model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"^adapter: got '.*', a folder without weights; expected adapter_model"):

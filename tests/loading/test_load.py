@@ -195,6 +195,7 @@ def test_a_draft_without_a_tokenizer_is_accepted(folder: Path, tmp_path: Path) -
         ({"prefill_chunk": 0}, "prefill_chunk: got 0; expected a number of tokens, at least 1"),
         ({"drafter_options": 5}, "drafter_options: got 5; expected a dict of names and values, or None"),
         ({"temperature": -1}, "SamplingParams.temperature: got -1; expected 0 "),
+        ({"adapter": ["a"]}, r"^adapter: got \['a'\]; expected the folder or hub id of a PEFT adapter"),
         ({"eos_token_ids": [1.5]}, r"eos_token_ids: got \(1.5,\); expected ids of the target's vocabulary"),
         ({"eos_token_ids": True}, r"eos_token_ids: got \(True,\); expected ids of the target's vocabulary"),
         ({"eos_token_ids": ["a"]}, r"eos_token_ids: got \('a',\); expected ids of the target's vocabulary"),
