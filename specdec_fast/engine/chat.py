@@ -25,6 +25,8 @@ _PROBE = "specdec probe"
 TOKENIZER_ARGUMENTS = frozenset(
     (
         "conversation",
+        "conversations",
+        "messages",
         "tools",
         "chat_template",
         "add_generation_prompt",
@@ -229,7 +231,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         messages: A list of messages.
 
     Returns:
-        Copies of the messages. Keys whose value is None are left out.
+        Copies of the messages. Keys whose value is None are left out, and calls of tools get an empty content.
 
     Raises:
         ValueError: If the conversation is empty or malformed.
@@ -253,6 +255,7 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     if content is None:
         if "tool_calls" not in found:
             raise ValueError(f"messages: got no content in {where}; expected text; add it, or drop the message")
+        found["content"] = ""  # which templates may append to
     elif isinstance(content, list | tuple):
         found["content"] = "".join(_text_of(part, where) for part in content)
     elif not isinstance(content, str):

@@ -63,6 +63,8 @@ def test_a_message_may_be_a_call_of_a_tool() -> None:
     engine = engine_of(template="{% for m in messages %}{{ m['tool_calls'] or m['content'] }}{% endfor %}")
     call = {"role": "assistant", "content": None, "tool_calls": ["f()"]}
     assert engine.encode_chat([call]) == written(engine, "['f()']")
+    engine = engine_of(template="{% for m in messages %}{{ '<' + m['content'] + '>' }}{% endfor %}")
+    assert engine.encode_chat([call]) == written(engine, "<>")  # as templates do that know no tools
 
 
 @pytest.mark.parametrize("speculate", [False, True])
