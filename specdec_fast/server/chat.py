@@ -17,7 +17,7 @@ from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.server.errors import APIError
 from specdec_fast.server.generation import Generation, Piece, Prompt, Service
 from specdec_fast.server.parameters import check_excess, check_length, check_model, read_params, repeat
-from specdec_fast.server.responses import Decode, GenerationResponse, make_decode, prompt_logprobs_json
+from specdec_fast.server.responses import Decode, GenerationResponse, event_usage, make_decode, prompt_logprobs_json
 from specdec_fast.server.schemas import ChatRequest
 
 _NO_TOOLS = "tools: not supported, since calls are not parsed; describe them in a message, or pass tool_choice none"
@@ -45,7 +45,7 @@ def _read(request: ChatRequest, service: Service) -> Prompt:
     service.check_count(request.n or 1)
     if request.tools and request.tool_choice != "none":
         raise APIError(400, _NO_TOOLS, param="tools", code="unsupported")
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise ValueError("top_logprobs: got a number without logprobs; expected logprobs true")
     limit = engine.state.max_length
     check_excess(describe_chat_excess(request.messages, engine.tokenizer, limit, request.chat_template_kwargs), engine)
@@ -106,16 +106,16 @@ class _Chat:
 
     async def stream(self) -> AsyncIterator[dict[str, Any]]:
         """Yields the objects of a stream."""
-        options = self._request.stream_options
-        usage = {"usage": None} if options is not None and options.include_usage else {}
-        for index in range(len(self._generation.samples)):
+        options, made = self._request.stream_options, self._generation
+        for index in range(len(made.samples)):
             first = self._choice(index, "delta", {"role": "assistant", "content": ""}, None)
-            yield {**self._head, "choices": [first], **usage}
-        async for piece in self._generation.pieces():
+            yield {**self._head, "choices": [first], **event_usage(options, made)}
+        async for piece in made.pieces():
             delta = {"content": piece.text} if piece.text else {}
-            yield {**self._head, "choices": [self._choice(piece.index, "delta", delta, piece)], **usage}
-        if usage:
-            yield {**self._head, "choices": [], "usage": self._generation.usage()}
+            choice = self._choice(piece.index, "delta", delta, piece)
+            yield {**self._head, "choices": [choice], **event_usage(options, made)}
+        if options is not None and options.include_usage:
+            yield {**self._head, "choices": [], "usage": made.usage()}
 
     def _choice(self, index: int, kind: str, message: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
         logprobs = None

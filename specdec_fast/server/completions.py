@@ -15,7 +15,7 @@ from starlette.responses import Response
 from specdec_fast.engine.prompts import added_beginning, describe_excess
 from specdec_fast.server.generation import Generation, Piece, Prompt, Service
 from specdec_fast.server.parameters import check_excess, check_length, check_model, read_params, repeat
-from specdec_fast.server.responses import Decode, GenerationResponse, make_decode, prompt_logprobs_json
+from specdec_fast.server.responses import Decode, GenerationResponse, event_usage, make_decode, prompt_logprobs_json
 from specdec_fast.server.schemas import CompletionRequest
 from specdec_fast.server.text_offsets import Scored, TextOffsets, split_released
 
@@ -110,12 +110,11 @@ class _Completion:
 
     async def stream(self) -> AsyncIterator[dict[str, Any]]:
         """Yields the objects of a stream."""
-        options = self._request.stream_options
-        usage = {"usage": None} if options is not None and options.include_usage else {}
-        async for piece in self._generation.pieces():
-            yield {**self._head, "choices": [await self._choice(piece)], **usage}
-        if usage:
-            yield {**self._head, "choices": [], "usage": self._generation.usage()}
+        options, made = self._request.stream_options, self._generation
+        async for piece in made.pieces():
+            yield {**self._head, "choices": [await self._choice(piece)], **event_usage(options, made)}
+        if options is not None and options.include_usage:
+            yield {**self._head, "choices": [], "usage": made.usage()}
 
     async def _choice(self, piece: Piece) -> dict[str, Any]:
         """Writes what was added to a text; beside the event loop if all tokens of a prompt are decoded for it."""

@@ -53,7 +53,9 @@ _EXPECTED = {
     "literal_error": "{expected}",
     "model_attributes_type": "an object",
     "model_type": "an object",
+    "string_too_long": "a string of at most {max_length} characters",
     "string_type": "a string",
+    "string_unicode": "a string without lone surrogates",
     "too_long": "at most {max_length} entries",
 }
 """Kind of an error of pydantic -> what the field expects."""
@@ -118,11 +120,17 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        message = stated(error, REMEDIES).removeprefix("SamplingParams.")
-        for name, ours in OURS.items():
-            message = re.sub(rf"\b{name}\b", ours, message)
-        named = re.match(r"(\w+): ", message)
-        raise APIError(400, message, param=named and named[1]) from error
+        wrong = refused(stated(error, REMEDIES))
+        raise wrong from error
+
+
+def refused(words: str) -> APIError:
+    """Returns the error of the API for what the engine says about a request."""
+    message = re.sub("^grammar: ", "response_format: ", words.removeprefix("SamplingParams."))
+    for name, ours in OURS.items():
+        message = re.sub(rf"\b{name}\b", ours, message)
+    named = re.match(r"(\w+): ", message)
+    return APIError(400, message, param=named and named[1])
 
 
 def _wrong_types(error: RequestValidationError) -> APIError:
@@ -151,7 +159,7 @@ def _expected(error: Mapping[str, Any]) -> str:
     words = _EXPECTED.get(error["type"])
     words = str(error["msg"]) if words is None else words.format(**error.get("ctx", {}))
     depth = sum(isinstance(each, int) for each in error["loc"][2:])
-    return "a list of " * depth + (f"{words.removeprefix('an ').removeprefix('a ')}s" if depth else words)
+    return "a list of " * depth + re.sub(r"^(?:an? )?((?:finite )?\w+)", r"\1s", words) if depth else words
 
 
 def _shortened(value: Any) -> str:
@@ -177,6 +185,9 @@ def install_error_handlers(app: FastAPI) -> None:
         if isinstance(error, RequestValidationError):
             return _wrong_types(error).response()
         if isinstance(error, HTTPException):
+            if isinstance(error.__cause__, ValueError | RecursionError):  # raised by FastAPI about the body
+                reason = str(error.__cause__).partition(";")[0]
+                return APIError(400, f"body: got no JSON ({reason}); expected a JSON object in UTF-8").response()
             served = ", ".join(_routes(app)) if error.status_code in (404, 405) else ""
             hint = f"; expected one of {served}" if served else ""
             wrong = APIError(error.status_code, f"{request.method} {request.url.path!r}: {error.detail}{hint}")

@@ -7,6 +7,7 @@ tests/server/test_streams.py, tests/server/test_limits.py.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,7 +18,7 @@ from specdec_fast.engine.engine import Engine
 from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.server.engine_loop import EngineFailed, EngineLoop, EngineStopped, Job, Progress
-from specdec_fast.server.errors import APIError, StoppedError, refusing
+from specdec_fast.server.errors import APIError, StoppedError, refused, refusing
 from specdec_fast.server.metrics import Metrics, TextMeter
 from specdec_fast.server.settings import Settings
 
@@ -118,8 +119,9 @@ def _explain(error: Exception | None) -> APIError:
         return StoppedError()
     if isinstance(error, EngineFailed):
         return APIError(500, "the engine failed again and again while it generated this text; its log has the reason")
-    if isinstance(error, ValueError):  # worded for users, such as a grammar that allows no token
-        return APIError(500, str(error))
+    if isinstance(error, ValueError):  # worded for users
+        words, of_grammar = re.subn(r"^request \d+: (?=grammar: )", "", str(error))
+        return refused(words) if of_grammar else APIError(500, words)  # clients repeat what ends with 500
     return APIError(500, "this text could not be generated; the server's log has the reason")
 
 
@@ -182,7 +184,7 @@ class Generation:
         return [] if handle is None else handle.prompt_logprobs or []
 
     def usage(self) -> dict[str, Any]:
-        """Returns the object `usage` of the API, when all texts have ended. A prompt of several texts counts once."""
+        """Returns the object `usage` of the API for the tokens so far. A prompt of several texts counts once."""
         prompt = sum(len(each.tokens) for each in self.prompts)
         completion, cached, first = sum(sample.num_tokens for sample in self.samples), 0, 0
         for each in self.prompts:

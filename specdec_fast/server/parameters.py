@@ -144,5 +144,8 @@ def _read_grammar(wanted: ResponseFormat | None, tokenizer: Any, backend: str) -
             words = "response_format: got json_schema without a schema; expected an object json_schema with it"
             raise ValueError(words)
         schema = wanted.json_schema.definition
-    found: Matcher = make_grammar("json_schema", schema, tokenizer, grammar_backend=backend)
+    try:
+        found: Matcher = make_grammar("json_schema", schema, tokenizer, grammar_backend=backend)
+    except ValueError as error:
+        raise ValueError(f"response_format: {error}") from error
     return found

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.server.errors import APIError, to_json
 from specdec_fast.server.generation import Generation
+from specdec_fast.server.schemas import StreamOptions
 
 log = logging.getLogger("specdec_fast")
 _DONE = b"data: [DONE]\n\n"
@@ -76,6 +77,13 @@ async def _disconnected(receive: Receive) -> None:
     """Returns when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def event_usage(options: StreamOptions | None, generation: Generation) -> dict[str, Any]:
+    """Returns the field `usage` of an event before the last one; no field if none was asked for."""
+    if options is None or not options.include_usage:
+        return {}
+    return {"usage": generation.usage() if options.continuous_usage_stats else None}
 
 
 Decode = Callable[[int], str]

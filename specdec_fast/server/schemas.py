@@ -8,15 +8,17 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specdec_fast.server.errors import APIError
 
 _WITHOUT_EFFECT = {
-    "metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user",
+    "metadata", "parallel_tool_calls", "priority", "prompt_cache_key", "prompt_cache_retention", "request_id",
+    "safety_identifier", "service_tier", "store", "user",
 }  # fmt: skip
 """Fields that have no effect on the text. They are accepted and ignored."""
 _USE_RESPONSE_FORMAT = "use response_format with type json_schema"
+_USE_TEMPLATE = "pass chat_template_kwargs if the model's chat template reads it"
 _UNSUPPORTED = {
     "audio": "this model generates text alone",
     "best_of": "use n, and choose among the texts",
@@ -24,10 +26,13 @@ _UNSUPPORTED = {
     "do_sample": "set temperature: 0 decodes greedily, and numbers above 0 sample",
     "early_stopping": "use n with a temperature",
     "length_penalty": "use n with a temperature",
+    "max_completion_tokens": "use max_tokens",  # of chats alone
     "max_new_tokens": "use max_tokens",
     "min_new_tokens": "use min_tokens",
     "num_beams": "use n with a temperature",
     "num_return_sequences": "use n",
+    "prediction": "the server's drafter drafts the text",
+    "reasoning_effort": _USE_TEMPLATE,
     "stop_strings": "use stop",
     "typical_p": "use min_p or top_p",
     "chat_template": "templates are taken from the model alone",
@@ -41,25 +46,30 @@ _UNSUPPORTED = {
     "structured_outputs": _USE_RESPONSE_FORMAT,
     "suffix": "this model continues a text and does not fill gaps",
     "use_beam_search": "use n with a temperature",
+    "verbosity": "ask for it in a message",
 }
 """Fields that would change the text, and what to do."""
 _ASK_FOR_NOTHING: dict[str, Any] = {
     "best_of": 1,
     "diversity_penalty": 0,
     "early_stopping": False,
+    "echo": False,
     "function_call": "none",
     "functions": [],
     "length_penalty": 1,
     "logits_processors": [],
     "min_new_tokens": 0,
+    "modalities": ["text"],
     "num_beams": 1,
+    "return_tokens_as_token_ids": False,
+    "spaces_between_special_tokens": True,
     "stop_strings": [],
     "structured_outputs": {},
     "suffix": "",
     "typical_p": 1,
     "use_beam_search": False,
 }
-"""Unsupported field -> the value that changes nothing, and is accepted beside null."""
+"""Field that is not served -> the value that changes nothing, and is accepted beside null."""
 
 _FAIL_FAST = Field(fail_fast=True)  # one error for a list, not one for each of a million elements
 Ids = Annotated[list[int], _FAIL_FAST]
@@ -72,6 +82,12 @@ class _Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Leaves out what is null, since many clients send all options and null for those that are not set."""
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
     def check_fields(self) -> None:
         """Refuses fields that would be ignored, here and in nested objects.
 
@@ -79,8 +95,7 @@ class _Body(BaseModel):
             APIError: With status 400.
         """
         for name, value in (self.model_extra or {}).items():
-            if value is not None:
-                self._refuse(name, value)
+            self._refuse(name, value)
         for name in type(self).model_fields:
             inner = getattr(self, name)
             if isinstance(inner, _Body):
@@ -99,6 +114,7 @@ class StreamOptions(_Body):
 
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: bool = False  # of vLLM
 
 
 class JsonSchema(_Body):

@@ -168,12 +168,18 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
         ({"logprobs": True, "top_logprobs": 99}, "top_logprobs", "0 to 20"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "one of them"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "tools"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
     ],
 )
 def test_what_is_refused(served: Running, change: dict[str, Any], param: str, words: str) -> None:
     answered = served.post("chat/completions", {"messages": HELLO, **change})
     error = answered.json()["error"]
     assert answered.status_code == 400 and error["param"] == param and words in error["message"]
+
+
+def test_no_alternatives_without_logprobs(served: Running) -> None:
+    body = {"messages": HELLO, "max_tokens": 1, "logprobs": False, "top_logprobs": 0}
+    assert served.post("chat/completions", body).json()["choices"][0]["logprobs"] is None
 
 
 def test_tools_that_no_answer_may_call_change_nothing(client: OpenAI) -> None:

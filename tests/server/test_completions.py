@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -190,6 +191,16 @@ def test_streams_end_with_the_usage_that_was_asked_for(client: OpenAI) -> None:
     assert len({part.id for part in parts}) == 1
     silent = list(client.completions.create(model="toy", prompt="one", seed=5, stream=True))
     assert all(part.usage is None and part.choices for part in silent)
+
+
+@pytest.mark.parametrize("route", ["completions", "chat.completions"])
+def test_every_event_may_have_the_usage_so_far(client: OpenAI, route: str) -> None:
+    given: Any = {"prompt": "one"} if route == "completions" else {"messages": [{"role": "user", "content": "one"}]}
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    create: Any = attrgetter(route)(client).create
+    parts = list(create(model="toy", **given, seed=5, max_tokens=16, stream=True, stream_options=options))
+    counts = [part.usage.completion_tokens for part in parts]
+    assert counts == sorted(counts) and len({*counts}) > 2 and counts[-2:] == [16, 16] and parts[-1].choices == []
 
 
 def test_special_tokens(served: Running) -> None:

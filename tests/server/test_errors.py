@@ -30,6 +30,10 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     return body["error"]
 
 
+def schema_format(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
 @pytest.mark.parametrize(
     ("change", "status", "param", "words"),
     [
@@ -71,7 +75,14 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         ({"echo": True, "logprobs": 21}, 400, "logprobs", "0 to 20"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options", "stream true"),
         ({"response_format": {"type": "json_schema"}}, 400, "response_format", "schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, 400, None, "schema"),
+        ({"response_format": schema_format({"type": "x"})}, 400, "response_format", "JSON schema: "),
+        ({"response_format": schema_format({"enum": ["\ud800"]})}, 400, "response_format", "not JSON"),
+        (
+            {"response_format": schema_format({"type": "null"}), "ignore_eos": True},
+            400,
+            "response_format",
+            "ignore_eos",
+        ),
         ({"logit_bias": {"\u0663": 1}}, 400, "logit_bias", "token ids"),  # a digit, but not of ASCII
         ({"logit_bias": {"9" * 5000: 1}}, 400, "logit_bias", "token ids"),
         # what would take minutes or all memory
@@ -81,15 +92,17 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         ({"bad_words": [[5] * 1025]}, 400, "bad_words", "at most 1024 tokens"),
         ({"bad_words": ["a" * 1025]}, 422, "bad_words", "at most 1024"),
         ({"bad_words": [[5]] * 1025}, 422, "bad_words", "at most 1024"),
-        ({"bad_words": ["\ud800"]}, 422, "bad_words", "unicode"),
-        ({"stop": "a" * 1025}, 422, "stop", "at most 1024"),
-        ({"stop": ["a" * 1025]}, 422, "stop", "at most 1024"),
+        ({"bad_words": ["\ud800"]}, 422, "bad_words", "strings without lone surrogates or"),
+        ({"stop": "a" * 1025}, 422, "stop", "expected a string of at most 1024 characters or"),
+        ({"stop": ["a" * 1025]}, 422, "stop", "a list of strings of at most 1024 characters"),
         # what is not served
         ({"model": "gpt"}, 404, "model", "'toy'"),
         ({"tempreature": 1}, 400, "tempreature", "'temperature'"),
         ({"stream": True, "stream_options": {"include_usages": True}}, 400, "include_usages", "'include_usage'"),
         ({"best_of": 3}, 400, "best_of", "use n"),
         ({"suffix": "end"}, 400, "suffix", "not supported"),
+        ({"max_completion_tokens": 3}, 400, "max_completion_tokens", "use max_tokens"),
+        ({"reasoning_effort": "low"}, 400, "reasoning_effort", "chat_template_kwargs"),
         ({"guided_json": {"type": "object"}}, 400, "guided_json", "response_format"),
         ({"num_beams": 4}, 400, "num_beams", "use n with"),
         ({"max_new_tokens": 4}, 400, "max_new_tokens", "use max_tokens"),
@@ -125,21 +138,22 @@ def test_a_misspelled_field_is_refused_whatever_its_value(served: Running, value
 
 
 @pytest.mark.parametrize(
-    ("content", "kind", "status"),
+    ("content", "kind", "status", "words"),
     [
-        (b"{", "application/json", 400),
-        (b"\xff", "application/json", 400),
-        (b"[" * 100_000, "application/json", 400),
-        (b"[]", "application/json", 422),
-        (b"", "application/json", 422),
-        (b'{"prompt": "one"}', "text/plain", 422),
-        (b'{"prompt": NaN, "temperature": NaN}', "application/json", 422),
-        (b'{"prompt": "one", "temperature": NaN}', "application/json", 400),
+        (b"{", "application/json", 400, "body: got invalid JSON"),
+        (b"\xff", "application/json", 400, "body: got no JSON ('utf-8' codec"),
+        (b"[" * 100_000, "application/json", 400, "body: got no JSON (maximum recursion depth"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "application/json", 400, "body: got no JSON (Exceeds the limit"),
+        (b"[]", "application/json", 422, "body: expected a JSON object"),
+        (b"", "application/json", 422, "body: expected a JSON object"),
+        (b'{"prompt": "one"}', "text/plain", 422, "Content-Type: application/json"),
+        (b'{"prompt": NaN, "temperature": NaN}', "application/json", 422, "prompt"),
+        (b'{"prompt": "one", "temperature": NaN}', "application/json", 400, "temperature"),
     ],
 )
-def test_bodies_that_are_no_objects(served: Running, content: bytes, kind: str, status: int) -> None:
+def test_bodies_that_are_no_objects(served: Running, content: bytes, kind: str, status: int, words: str) -> None:
     answer = served.request("POST", "/v1/completions", content=content, headers={"Content-Type": kind})
-    assert answer.status_code == status and error_of(answer)["message"]
+    assert answer.status_code == status and words in error_of(answer)["message"]
 
 
 @pytest.mark.parametrize(
@@ -150,11 +164,17 @@ def test_bodies_that_are_no_objects(served: Running, content: bytes, kind: str, 
         {"temperature": None, "n": None, "stream": None, "seed": None, "stop": None},
         {"best_of": 1, "num_beams": 1, "early_stopping": False, "length_penalty": 1.0, "typical_p": 1.0},
         {"min_new_tokens": 0, "logits_processors": [], "stop_strings": [], "structured_outputs": {}},
-        {"whatever": None},
+        {"whatever": None, "response_format": {"type": "text", "json_schema": None}},
+        {"stream": True, "stream_options": {"include_usage": None, "continuous_usage_stats": None}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": None, "schema": None, "strict": None}}},
+        {"echo": False, "priority": 0, "modalities": ["text"], "spaces_between_special_tokens": True},
     ],
 )
 def test_fields_without_effect_are_accepted(served: Running, extra: dict[str, Any]) -> None:
-    assert served.post("completions", {"prompt": "one", "max_tokens": 2, **extra}).status_code == 200
+    options = {"max_tokens": 2, **extra}
+    assert served.post("completions", {"prompt": "one", **options}).status_code == 200
+    messages = [{"role": "user", "content": "one"}]
+    assert served.post("chat/completions", {"messages": messages, **options}).status_code == 200
 
 
 def test_a_prompt_that_is_missing_or_nested_deeply(served: Running) -> None:
@@ -219,3 +239,12 @@ def test_a_text_that_cannot_continue_ends_with_its_reason(start: Start) -> None:
     served.target.table = served.target.table * float("nan")
     answer = served.post("completions", {"prompt": "one"})
     assert answer.status_code == 500 and "no finite logit" in error_of(answer)["message"]
+
+
+def test_a_grammar_that_cannot_go_on_is_a_fault_of_the_request(served: Running) -> None:
+    """The text may not end before its third token, and nothing follows the schema's only text."""
+    body = {"prompt": "one", "response_format": schema_format({"const": 1}), "min_tokens": 3}
+    answer = served.post("completions", body)
+    error = error_of(answer)
+    assert answer.status_code == 400 and error["param"] == "response_format"
+    assert error["message"].startswith("response_format: no token") and error["message"].endswith("and min_tokens")
