@@ -61,6 +61,8 @@ def create_app(service: Service) -> FastAPI:
             raise StoppedError
         return {"status": "ok"}
 
+    app.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)  # of probes that read no body
+
     @app.get("/metrics")
     async def metrics() -> Response:
         return service.metrics.response()

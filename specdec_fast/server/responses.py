@@ -20,6 +20,11 @@ from specdec_fast.server.schemas import StreamOptions
 
 log = logging.getLogger("specdec_fast")
 _DONE = b"data: [DONE]\n\n"
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+]
 
 
 class GenerationResponse(Response):
@@ -56,8 +61,7 @@ class GenerationResponse(Response):
             await Response(to_json(await self._content), media_type="application/json")(scope, receive, send)
 
     async def _stream(self, objects: AsyncIterator[Any], send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
 
         async def event(data: bytes, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})

@@ -185,11 +185,13 @@ def test_a_dead_thread_is_reported(start: Start, caplog: pytest.LogCaptureFixtur
         raise SystemExit
 
     served.target.before_pass = die
-    assert served.request("GET", "/health").status_code == 200
+    for method in ("GET", "HEAD"):
+        assert served.request(method, "/health").status_code == 200
     with pytest.raises(openai.InternalServerError) as failed:
         served.client().completions.create(model="toy", prompt="one")
     assert failed.value.status_code == 503
     wait_for(lambda: served.request("GET", "/health").status_code == 503)
+    assert served.request("HEAD", "/health").status_code == 503
     assert served.post("completions", {"prompt": "one"}).status_code == 503
     assert served.post("completions", {"prompt": "one", "stream": True}).status_code == 503
 

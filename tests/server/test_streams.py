@@ -214,3 +214,9 @@ def test_a_stream_ends_at_stop_strings(served: Running) -> None:
     )
     assert "".join(part.choices[0].text for part in parts) == text[: text.index(stop)]
     assert parts[-1].choices[0].finish_reason == "stop"
+
+
+def test_proxies_are_asked_not_to_hold_events_back(start: Start) -> None:
+    headers = start().post("completions", {"prompt": "one", "stream": True}).headers
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert headers["cache-control"] == "no-cache" and headers["x-accel-buffering"] == "no"
