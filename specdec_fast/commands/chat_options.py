@@ -88,9 +88,9 @@ def unread_options(tokenizer: Any, template: dict[str, Any]) -> list[str]:
         tokenizer: The tokenizer.
         template: What `read_template` returned.
     """
-    given = template.get("chat_template")
-    own = getattr(tokenizer, "chat_template", None) or ""
-    text = given if given is not None and "{" in given else "".join(own.values()) if isinstance(own, dict) else own
+    from specdec_fast.engine.chat import template_text  # loads torch
+
+    text = template_text(tokenizer, template.get("chat_template"))
     names = template.get("template_options", ())
     return [name for name in names if name not in _READ_BY_TOKENIZER and not re.search(rf"\b{name}\b", text)]
 

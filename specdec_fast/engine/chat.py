@@ -5,6 +5,7 @@ Tests: tests/engine/test_chat.py.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,25 +23,11 @@ Message = Mapping[str, Any]
 
 _FORM = "a list of messages such as {'role': 'user', 'content': 'Hello'}"
 _PROBE = "specdec probe"
-TOKENIZER_ARGUMENTS = frozenset(
-    (
-        "conversation",
-        "conversations",
-        "messages",
-        "tools",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-    )
-)
+TOKENIZER_ARGUMENTS = {
+    "conversation", "conversations", "messages", "tools", "chat_template", "add_generation_prompt",
+    "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+}  # fmt: skip
 """Arguments of the tokenizer that no template option may replace."""
 
 
@@ -94,7 +81,8 @@ class ChatMethods(ABC):
             template_options: Variables of the template, such as `enable_thinking`.
 
         Raises:
-            ValueError: If the messages are malformed, if there is no chat template, or if it refuses the messages.
+            ValueError: If the messages are malformed, if there is no chat template, if it refuses the messages, or if
+                it does not read the tools.
         """
         turns = check_messages(messages)
         tokens = _apply(
@@ -298,6 +286,14 @@ def has_chat_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
+def template_text(tokenizer: Any, chat_template: str | None = None) -> str:
+    """Returns the text of a chat template; of all that the tokenizer has if the template is named or None."""
+    if chat_template is not None and "{" in chat_template:
+        return chat_template
+    own = getattr(tokenizer, "chat_template", None) or ""
+    return "".join(own.values()) if isinstance(own, Mapping) else str(own)
+
+
 def template_names(tokenizer: Any) -> list[str]:
     """Returns the names of a tokenizer's chat templates; none if it has a single one."""
     templates = getattr(tokenizer, "chat_template", None)
@@ -325,6 +321,12 @@ def _apply(tokenizer: Any, messages: list[dict[str, Any]], options: Mapping[str,
                 f"chat_template: got {template!r:.80}; expected the text of a Jinja template{known}",
                 Remedy.OWN_TEMPLATE,
             )
+    tools = arguments.get("tools")
+    if tools and not re.search(r"\btools\b", template_text(tokenizer, template)):  # the model would never hear of them
+        raise ValueError(
+            f"tools: got {len(tools)}; expected none, since the chat template does not read them; describe them in a "
+            "message, or pass a chat_template that reads tools"
+        )
     try:
         return tokenizer.apply_chat_template(
             messages, **{"tokenize": True, "return_dict": False, **arguments}, **options

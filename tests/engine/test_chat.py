@@ -67,6 +67,17 @@ def test_a_message_may_be_a_call_of_a_tool() -> None:
     assert engine.encode_chat([call]) == written(engine, "<>")  # as templates do that know no tools
 
 
+def test_tools_that_no_template_reads_are_refused() -> None:
+    tools = [{"name": "clock"}]
+    deaf = engine_of(template="{{ messages[0]['content'] }}")
+    with pytest.raises(
+        ValueError, match=r"tools: got 1; expected none, .* does not read them; describe them in a mess"
+    ):
+        deaf.chat(HELLO, tools=tools)
+    assert deaf.encode_chat(HELLO, tools=tools, chat_template=TEMPLATE) == engine_of().encode_chat(HELLO, tools=tools)
+    assert deaf.encode_chat(HELLO, tools=[]) == written(deaf, "hello")
+
+
 @pytest.mark.parametrize("speculate", [False, True])
 def test_an_answer_ends_where_the_template_ends_a_turn(speculate: bool) -> None:
     engine = engine_of(drafter=get_drafter("ngram")() if speculate else None)
