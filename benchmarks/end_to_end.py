@@ -116,7 +116,7 @@ class Sides:
             self.outputs[name] = [handle.tokens for handle in handles]
             if draft:
                 self.tau = mean(handle.stats.tau for handle in handles)
-                self.alpha = mean(handle.stats.mean_alpha for handle in handles)
+                self.alpha = mean(handle.stats.alpha for handle in handles)
 
         return run
 

@@ -47,7 +47,7 @@ def main() -> None:
 
     alone = load("demo-target", drafter="none").generate([REQUESTS["sampled"][0]], REQUESTS["sampled"][1])[0]
     print(f"\nthe same text alone and without speculation: {alone.text == handles['sampled'].text}")
-    rates = ", ".join(f"{rate:.2f}" for rate in engine.stats.alpha)
+    rates = ", ".join(f"{rate:.2f}" for rate in engine.stats.alpha_per_position)
     print(f"acceptance by depth: {rates}")
 
 

@@ -86,7 +86,7 @@ class Comparison:
             **summary([self]),
             "first_difference": self.first_difference,
             "score_gap_at_difference": self.gap,
-            "alpha_per_position": self.speculative.stats.alpha,
+            "alpha_per_position": self.speculative.stats.alpha_per_position,
             "finish_reason": self.speculative.finish_reason,
             "prompt": self.item.prompt,
             "text": self.speculative.text,
@@ -188,7 +188,7 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     rounds = [each.ratios for each in comparisons]
     same = all(c.identical for c in comparisons)
     variety = sum(distinct(c.speculative.tokens) for c in comparisons) / len(comparisons)
-    totals = plain, fast, speedup, reason, rounds, stats.tau, stats.mean_alpha, same, variety
+    totals = plain, fast, speedup, reason, rounds, stats.tau, stats.alpha, same, variety
     return dict(zip(_TOTALS, totals, strict=True))
 
 

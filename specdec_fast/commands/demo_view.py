@@ -67,7 +67,7 @@ def print_text(out: Console, comparison: Comparison, engine: Engine) -> None:
     stats = comparison.speculative.stats
     words, style = _verdict(comparison, engine.rule.name)
     title = Text.assemble("\n", (comparison.item.id, "bold"), f"  {_mode(comparison.temperature)}  ")
-    title.append(f"tau {stats.tau:.2f}  alpha {stats.mean_alpha:.2f}  ").append(words, style)
+    title.append(f"tau {stats.tau:.2f}  alpha {stats.alpha:.2f}  ").append(words, style)
     out.print(title)
     context = tail_of(comparison.item.prompt)
     _print_body(out, context, comparison.speculative, engine)

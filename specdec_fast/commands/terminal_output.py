@@ -201,8 +201,8 @@ def stats_table(stats: Any, seconds: float) -> Any:
         f"{stats.num_draft_tokens} tokens drafted)",
     )
     if stats.tested:
-        table.add_row("alpha", f"{stats.mean_alpha:.2f} of tested draft tokens accepted")
-        table.add_row("by depth", " ".join(f"{rate:.2f}" for rate in stats.alpha))
+        table.add_row("alpha", f"{stats.alpha:.2f} of tested draft tokens accepted")
+        table.add_row("by depth", " ".join(f"{rate:.2f}" for rate in stats.alpha_per_position))
     seconds_of = {verb: share for verb, share in stats.seconds.items() if share > 0}
     by_verb = zip(seconds_of, percents(list(seconds_of.values())), strict=True)
     table.add_row("time", "  ".join(f"{verb} {share}%" for verb, share in by_verb if share) or "none")

@@ -102,14 +102,14 @@ class RequestStats:
         return self.new_tokens / self.steps if self.steps else 0.0
 
     @property
-    def alpha(self) -> list[float]:
-        """Acceptance rate at each depth, among the draft tokens that were tested there."""
-        return [accepted / tested for accepted, tested in zip(self.accepted_per_position, self.tested)]
-
-    @property
-    def mean_alpha(self) -> float:
+    def alpha(self) -> float:
         """Acceptance rate among all tested draft tokens; 0 if none was tested."""
         return self.num_accepted / sum(self.tested) if any(self.tested) else 0.0
+
+    @property
+    def alpha_per_position(self) -> list[float]:
+        """Acceptance rate at each depth, among the draft tokens that were tested there."""
+        return [accepted / tested for accepted, tested in zip(self.accepted_per_position, self.tested)]
 
     def merge(self, other: RequestStats) -> None:
         """Adds the counters of another request."""
@@ -133,8 +133,8 @@ class RequestStats:
             "new_tokens": self.new_tokens,
             "num_draft_tokens": self.num_draft_tokens,
             "tau": self.tau,
-            "alpha": self.mean_alpha if any(self.tested) else None,
-            "alpha_per_position": self.alpha,
+            "alpha": self.alpha if any(self.tested) else None,
+            "alpha_per_position": self.alpha_per_position,
             "preemptions": self.preemptions,
             "faults": self.faults,
             "cached_tokens": self.cached_tokens,

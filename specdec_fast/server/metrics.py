@@ -27,7 +27,7 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("specdec_texts_running", "Texts that have a row of the engine.", engine.num_running)
         yield GaugeMetricFamily("specdec_texts_queued", "Texts that wait for a row.", engine.num_queued)
         yield GaugeMetricFamily("specdec_tau", "Tokens per target pass of all ended texts.", stats.tau)
-        yield GaugeMetricFamily("specdec_acceptance_rate", "Accepted among tested draft tokens.", stats.mean_alpha)
+        yield GaugeMetricFamily("specdec_acceptance_rate", "Accepted among tested draft tokens.", stats.alpha)
         for name, value, words in (
             ("steps", stats.steps, "Target passes of ended texts. Texts of a batch count one each."),
             ("draft_tokens", stats.num_draft_tokens, "Draft tokens of ended texts."),

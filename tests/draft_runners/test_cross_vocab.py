@@ -228,7 +228,7 @@ def test_sampled_tokens_come_from_the_restricted_distribution() -> None:
     engine = engine_of("tli", turned_twin(), TURNED, rule="rejection", pick="sampled")
     params = SamplingParams(seed=3, max_new_tokens=30, repetition_penalty=1.2)
     handles = engine.generate(PROMPTS, params)
-    assert engine.stats.mean_alpha > 0.97 and all(len(handle.tokens) == 30 for handle in handles)
+    assert engine.stats.alpha > 0.97 and all(len(handle.tokens) == 30 for handle in handles)
     with torch.inference_mode():
         state = engine.state
         row = state.join(OURS.encode("the"), params, 3, ())

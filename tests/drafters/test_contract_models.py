@@ -172,4 +172,4 @@ def test_a_draft_that_is_always_wrong_costs_no_extra_pass(name: str, tmp_path: P
     engine = Engine(target("llama"), drafter)
     handles = engine.generate([models.prompt(17)], SamplingParams(temperature=0, max_new_tokens=16))
     assert handles[0].tokens == models.greedy_text("llama", 17, 16) and handles[0].stats.steps <= 16
-    assert engine.stats.num_draft_tokens > 0 and engine.stats.mean_alpha < 0.2
+    assert engine.stats.num_draft_tokens > 0 and engine.stats.alpha < 0.2

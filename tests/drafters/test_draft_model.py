@@ -180,7 +180,7 @@ def test_vocabularies_of_different_sizes() -> None:
     handle = Engine(HuggingFaceTarget(models.own("llama"), max_length=64, vocab_size=90), padded).generate(
         [models.prompt(5, vocab=90)], SamplingParams(temperature=1.5, seed=1, max_new_tokens=30)
     )[0]
-    assert len(handle.tokens) == 30 and max(handle.tokens) < 90 and handle.stats.mean_alpha == 1.0
+    assert len(handle.tokens) == 30 and max(handle.tokens) < 90 and handle.stats.alpha == 1.0
 
 
 @pytest.mark.parametrize("name", ["draft_model", "draft_tree", "forest"])

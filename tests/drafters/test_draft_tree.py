@@ -303,7 +303,7 @@ def test_the_text_keeps_its_joint_distribution_over_steps(rule: str, how: str) -
     reader = automaton(**shape)
     exact = joint(lambda text: dist(reader.logits_after([1, *text]), 1.0), length, vocab)
     assert p_value(Counter(tuple(handle.tokens[:length]) for handle in handles), exact) > 1e-3
-    assert engine.stats.steps > 3000 and 0.1 < engine.stats.mean_alpha < 0.98
+    assert engine.stats.steps > 3000 and 0.1 < engine.stats.alpha < 0.98
 
 
 def test_vocabularies_of_different_sizes() -> None:

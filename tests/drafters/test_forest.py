@@ -213,7 +213,7 @@ def test_the_joint_distribution_under_the_tree_rules() -> None:
         reader = target()
         exact = joint(lambda text: dist(reader.logits_after([1, *text]), temperature=1.0), 3, vocab)  # noqa: B023
         assert p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact) > 1e-3
-        assert engine.stats.faults == 0 and 0.2 < engine.stats.mean_alpha < 0.98
+        assert engine.stats.faults == 0 and 0.2 < engine.stats.alpha < 0.98
 
 
 @pytest.mark.parametrize("rule", ["recursive_rejection", "traversal"])

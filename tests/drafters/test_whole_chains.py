@@ -159,6 +159,6 @@ def test_texts_have_the_distribution_of_the_target(rule: str, temperature: float
     params = [SamplingParams(seed=seed, temperature=temperature, max_new_tokens=3) for seed in range(12000)]
     for handle in engine.generate([[1]] * len(params), params):
         seen[tuple(handle.tokens)] += 1
-    assert 0.2 < engine.stats.alpha[0] < 0.95, "a test of acceptance accepts and refuses"
+    assert 0.2 < engine.stats.alpha_per_position[0] < 0.95, "a test of acceptance accepts and refuses"
     exact = joint(lambda text: dist(target.logits_after([1, *text]), temperature), 3, 4)
     assert p_value(seen, exact) > 1e-3

@@ -90,7 +90,7 @@ def test_rejection_keeps_the_joint_distribution(
     engine = Engine(target(vocab), drafter(kind, vocab, count), rule="rejection")
     seen = counts(engine, params, requests, count)
     assert p_value(seen, exact(vocab, params)) > 1e-3
-    alpha = engine.stats.mean_alpha
+    alpha = engine.stats.alpha
     assert 0.1 < alpha < 0.98, "all accepted or all refused: the test would prove little"
     assert engine.stats.steps > requests, "texts must be made of several steps"
     assert sum(engine.stats.tested) > requests
@@ -101,7 +101,7 @@ def test_replay_keeps_the_joint_distribution_too() -> None:
     small = AutomatonTarget(draft_logits(5, 0.5), max_rows=ROWS, max_length=16, page_size=4)
     engine = Engine(target(5), get_drafter("draft_model")(small, num_draft_tokens=3), rule="replay")
     assert p_value(counts(engine, {"temperature": 0.8}, 4000, 3), exact(5, {"temperature": 0.8})) > 1e-3
-    assert engine.stats.mean_alpha > 0.3
+    assert engine.stats.alpha > 0.3
 
 
 def test_distant_tokens_have_independent_uniforms() -> None:

@@ -126,7 +126,7 @@ def test_a_tree_s_depths_count_as_tested_only_where_there_was_a_child() -> None:
     full = plain(SamplingParams(seed=4, max_new_tokens=8)).tokens
     engine = Engine(target(), oracle(full, alpha=1.0, count=1, tree=True))
     handle = engine.generate([PROMPT], SamplingParams(seed=4, max_new_tokens=8))[0]
-    assert handle.tokens == full and handle.stats.alpha == [1.0]
+    assert handle.tokens == full and handle.stats.alpha_per_position == [1.0]
     assert handle.origins == ["accepted", "bonus"] * 4
 
 

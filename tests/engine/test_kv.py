@@ -47,7 +47,7 @@ def test_the_target_s_cache_after_every_step(family: str, page_size: int) -> Non
             engine.step()
             for row in engine._running:
                 holds(engine.target, row, list(engine.state.tokens(row))[:-1], models.untouched(family))
-        assert engine.stats.mean_alpha > 0.2
+        assert engine.stats.alpha > 0.2
 
 
 @pytest.mark.parametrize("whole", [False, None], ids=["modules", "whole"])
@@ -70,4 +70,4 @@ def test_the_draft_s_cache_after_every_step(pick: str, page_size: int, whole: bo
         engine.step()
         for row in engine._running:
             holds(recorder.inner.model, row, recorder.fed[row], reference)
-    assert engine.stats.mean_alpha > 0.3
+    assert engine.stats.alpha > 0.3

@@ -35,6 +35,6 @@ def test_combinations_of_dtypes(ours: torch.dtype, theirs: torch.dtype, vocab_si
         handles = engine.generate(prompts, params)
         assert [handle.error for handle in handles] == [None] * 3
         assert all(max(handle.tokens) < (vocab_size or 96) for handle in handles)
-        assert engine.stats.mean_alpha > 0.1
+        assert engine.stats.alpha > 0.1
         if rule == "replay":
             assert [handle.tokens for handle in handles] == [handle.tokens for handle in plain]

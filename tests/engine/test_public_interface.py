@@ -170,7 +170,7 @@ def test_the_draft_s_distribution_has_the_same_processors() -> None:
             )
             handles = engine.generate(PROMPTS, rows(1.0, 5, [kind] * 6))
             assert [handle.error for handle in handles] == [None] * 6
-            assert engine.stats.mean_alpha == 1.0, (kind, pick)
+            assert engine.stats.alpha == 1.0, (kind, pick)
 
 
 def test_plain_decoding_of_a_model_is_the_cache_free_oracle() -> None:
@@ -238,7 +238,7 @@ def test_rejection_keeps_the_joint_distribution_under_processors(kind: str, chan
             return [0.0] * vocab
 
     assert p_value(seen, {text: p for text, p in joint(after, length, vocab).items() if p}) > 1e-3
-    assert 0.1 < engine.stats.mean_alpha < 0.999
+    assert 0.1 < engine.stats.alpha < 0.999
 
 
 # -- grammars that cannot continue -------------------------------------------------------------------------------------

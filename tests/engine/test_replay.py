@@ -167,7 +167,7 @@ def test_rows_join_and_leave_without_changing_a_text(kind: str, rows: int, alone
         engine.step()
     assert {at: handle.tokens for at, handle in handles.items()} == dict(enumerate(alone))
     if kind in ("draft_model", "chain", "tree"):
-        assert engine.stats.mean_alpha > 0.3
+        assert engine.stats.alpha > 0.3
     assert target.cache.pages.num_used == 0
 
 

@@ -17,15 +17,15 @@ def test_counts_by_hand() -> None:
     stats.record_step(drafted=0, depth=0, accepted=0, kept=1)  # plain
     assert (stats.steps, stats.num_draft_tokens, stats.new_tokens) == (4, 9, 8)
     assert stats.tested == [3, 2, 1] and stats.accepted_per_position == [2, 1, 1] and stats.num_accepted == 4
-    assert stats.alpha == [2 / 3, 1 / 2, 1.0]
-    assert stats.tau == 2.0 and stats.mean_alpha == 4 / 6
+    assert stats.alpha_per_position == [2 / 3, 1 / 2, 1.0]
+    assert stats.tau == 2.0 and stats.alpha == 4 / 6
 
 
 def test_empty_stats() -> None:
     stats = RequestStats()
-    assert stats.tau == 0.0 and stats.alpha == [] and stats.mean_alpha == 0.0
+    assert stats.tau == 0.0 and stats.alpha_per_position == [] and stats.alpha == 0.0
     stats.record_step(drafted=0, depth=0, accepted=0, kept=1)
-    assert stats.tau == 1.0 and stats.mean_alpha == 0.0
+    assert stats.tau == 1.0 and stats.alpha == 0.0
 
 
 @pytest.mark.parametrize(("kept", "accepted", "tested"), [(1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 3, 4)])
@@ -53,6 +53,7 @@ def test_stats_convert_to_json() -> None:
     stats = RequestStats()
     stats.record_step(2, 2, 1, 2)
     read = json.loads(json.dumps(stats.as_dict()))
+    assert read["alpha"] == stats.alpha == 1 / 2
     assert read["tau"] == 2.0 and read["alpha_per_position"] == [1.0, 0.0] and set(read["seconds"]) == set(PHASES)
 
 

@@ -80,7 +80,7 @@ def texts_hold(kind: str) -> None:
         raise Noticed(str(error)) from error
     if [handle.tokens for handle in handles] != want:
         raise Noticed("another text")
-    if engine.stats.mean_alpha < 0.2:
+    if engine.stats.alpha < 0.2:
         raise Noticed("nothing is accepted any more")
     if engine.target.cache.pages.num_used:
         raise Noticed("pages were lost")

@@ -37,7 +37,7 @@ def test_requests_tokens_and_seconds_are_counted(start: Start) -> None:
     assert found["specdec_steps_total"] == stats.steps and found["specdec_tau"] == 90 / stats.steps
     assert found["specdec_draft_tokens_total"] == stats.num_draft_tokens > 0
     assert found["specdec_accepted_draft_tokens_total"] == stats.num_accepted > 0
-    assert found["specdec_acceptance_rate"] == stats.mean_alpha
+    assert found["specdec_acceptance_rate"] == stats.alpha
     assert found["specdec_time_to_first_token_seconds_count"] == 3
     assert found["specdec_inter_token_latency_seconds_count"] == stats.steps - 3
     assert found["specdec_text_seconds_sum"] >= found["specdec_time_to_first_token_seconds_sum"] > 0

@@ -61,7 +61,7 @@ def test_texts_are_those_of_sync_steps(kind: str, rule: str, temperatures: tuple
         engine = Engine(automaton(max_rows=rows), drafter, rule=rule, eos_token_ids=ends, step_mode=mode)
         made[mode] = texts(engine, wanted, random.Random(rows))
         if drafter is not None:
-            assert engine.stats.mean_alpha > 0.3
+            assert engine.stats.alpha > 0.3
             assert drafter.model.cache.pages.num_used == 0
     assert made["graph"] == made["sync"]
     assert {reason for _, reason in made["graph"]} == {"eos", "length"}
@@ -247,7 +247,7 @@ def test_a_step_that_fails_half_way_costs_no_token(verb: str, call: int, monkeyp
     monkeypatch.setattr(proposals, verb, failing)
     assert [handle.tokens for handle in engine.generate([[1, 2], [3]], params)] == want
     assert count[0] == call and "a CUDA-graph step failed: RuntimeError: half-way" in engine.explain()
-    assert engine.stats.mean_alpha > 0.5, "the draft went on from the text"
+    assert engine.stats.alpha > 0.5, "the draft went on from the text"
 
 
 def test_an_interruption_while_results_are_read_costs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
