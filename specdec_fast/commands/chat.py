@@ -12,7 +12,7 @@ from specdec_fast.commands import chat_options, grammar_options, options, sampli
 
 def chat(
     ctx: typer.Context,
-    model: options.Model = "demo-target",
+    model: chat_options.InstructModel = "demo-target",
     draft: options.DraftModel = None,
     adapter: options.Adapter = None,
     revision: options.Revision = None,

@@ -11,6 +11,18 @@ import typer
 
 CHAT = "Chat"
 
+InstructModel = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "--target",
+        "-m",
+        help="Instruct model: a folder, a .gguf file, a hub id, or owner/name:file.gguf. A base model needs "
+        "--chat-template.",
+        show_default="demo-target, a base model",
+        rich_help_panel="Models",
+    ),
+]
 System = Annotated[
     str | None,
     typer.Option(

@@ -20,11 +20,12 @@ _FLAGS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS} | {
 }
 _UNMISTAKABLE = re.compile(rf"\b({'|'.join(name for name in _FIELDS if '_' in name)})\b")
 _OF_COMMAND = re.compile(
-    r"^(?:drafter \w+: )?(model|draft|adapter|device_map|rule|dtype|budget|chat_template|grammar_backend): got"
+    r"^(?:drafter \w+: )?(model|draft|adapter|device_map|rule|dtype|weights|budget|chat_template|grammar_backend): got"
 )
+_ARGUMENT = re.compile(r"\b(dtype|device|device_map|drafter|budget|rule)='?(\w+)'?")  # as Python writes it
 NAMED = (
     "SamplingParams.", "drafter ", "model: ", "draft: ", "adapter: ", "device_map: ", "tokenizer: ", "rule: ",
-    "dtype: ", "budget: ", "messages: ", "chat_template: ", "grammar_backend: ",
+    "dtype: ", "weights: ", "budget: ", "messages: ", "chat_template: ", "grammar_backend: ",
 )  # fmt: skip
 """Beginnings of messages about flags, unless a prompt in a file sets the parameter itself."""
 OF_CODE = {
@@ -38,6 +39,10 @@ OF_CODE = {
     "layers on disk also need model_options={'offload_folder': ...}": "keep layers off the disk",
     "pass tokenizer= with the folder or hub id of the original model": "use the original checkpoint",
     "; pass the model, and adapter=": "; pass --model, and --adapter ",
+    "leave weights out": "leave --weights out",
+    "try drafter auto, a smaller num_draft_tokens or budget goodput": (
+        "try --drafter auto, a smaller --draft-tokens or --budget goodput"
+    ),
     ", or a BudgetPolicy": "",
     "None, or a count from": "a count from",
     "got no draft model; expected draft=, a model": "got no draft model; expected --draft with a model",
@@ -98,6 +103,13 @@ def explain_value(error: Any) -> str | None:
     return f"{flag}: got {first['input']!r:.80}; expected {words.format(**first.get('ctx', {}))}"
 
 
+def replace_code_words(message: str) -> str:
+    """Replaces words of the library by those of the program, also in warnings."""
+    for code_words, flag_words in OF_CODE.items():
+        message = message.replace(code_words, flag_words)
+    return _ARGUMENT.sub(lambda found: f"--{found[1].replace('_', '-')} {found[2]}", message)
+
+
 def in_flags(error: Exception, own: Collection[str] = ()) -> str:
     """Replaces parameter names at the start of a message by command-line flags, and states remedies for the program.
 
@@ -112,8 +124,7 @@ def in_flags(error: Exception, own: Collection[str] = ()) -> str:
         return f"{in_flags(ValueError(error.fault), own)}; {REMEDIES[error.remedy]}"
     message = str(error)
     message = message.replace("stop: got ('',);", "stop: got '';")  # a flag has no tuple
-    for code_words, flag_words in OF_CODE.items():
-        message = message.replace(code_words, flag_words)
+    message = replace_code_words(message)
     message = _OF_COMMAND.sub(lambda found: f"--{found[1].replace('_', '-')}: got", message)
     name, colon, rest = message.removeprefix("SamplingParams.").partition(":")
     if name not in _FLAGS or name in own or not colon:

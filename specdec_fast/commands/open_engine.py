@@ -14,6 +14,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec_fast.commands.error_wording import replace_code_words
 from specdec_fast.commands.word_wrap import wrap_words
 
 if TYPE_CHECKING:
@@ -327,14 +328,15 @@ def short_context(engine: Engine, before: int, most: int) -> str | None:
     if before + most <= limit:
         return None
     prompt = f"a prompt of {counted(before, 'token')}"
-    return f"max_new_tokens {most} after {prompt}: the context of {limit} ends the text before"
+    return f"--max-new-tokens {most} after {prompt}: the context of {limit} ends the text before"
 
 
 class _OneLine(logging.Handler):
     """Writes every warning of the library to standard error as one line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(wrap_words(f"specdec: {record.levelname.lower()}: {record.getMessage()}", sys.stderr), file=sys.stderr)
+        message = replace_code_words(record.getMessage())
+        print(wrap_words(f"specdec: {record.levelname.lower()}: {message}", sys.stderr), file=sys.stderr)
 
 
 def quiet() -> None:

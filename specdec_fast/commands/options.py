@@ -163,7 +163,7 @@ Color = Annotated[
     bool,
     typer.Option(
         "--color",
-        help="Colour tokens by origin: accepted, recovered or bonus. Needs a terminal.",
+        help="Colour tokens by origin and explain the colours. Needs a terminal, or FORCE_COLOR=1.",
         rich_help_panel=OUTPUT,
     ),
 ]

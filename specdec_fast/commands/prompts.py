@@ -117,7 +117,13 @@ def read_entries(argument: str | None, file: str | None, lines: bool) -> list[En
     if file in (None, "-"):
         if sys.stdin is None or (file is None and sys.stdin.isatty()):  # None: standard input is closed
             raise ValueError("prompt: got none; pass it as an argument, with --file FILE, or on standard input")
-        return _split(_typed(), "standard input", "", lines)
+        typed = _typed()
+        if not typed:
+            raise ValueError(
+                "standard input: got nothing; expected a prompt; pass it as an argument, with --file FILE, or on "
+                "standard input"
+            )
+        return _split(typed, "standard input", "", lines)
     assert file is not None
     path = Path(file)
     if not path.exists() or path.is_dir():

@@ -107,7 +107,8 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         self.default_params = default_params or SamplingParams()
         self.eos_token_ids = check_eos_ids(eos_token_ids, target.vocab_size)
         self.needs = Needs() if drafter is None else drafter.needs
-        self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
+        name = getattr(drafter, "name", None)
+        self.rule, self.why_rule = rule_for(rule, self.needs, temperature, name)
         self.why_drafter: str | None = None
         policy = budget_for(budget)
         Closeable.__init__(self)
@@ -118,7 +119,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         self._drafter_runner = DrafterRunner(drafter, policy, self._running, self.rule, target.vocab_size)
         self._drafter_speed = DrafterSpeed(drafter, policy)
         if drafter is not None and not self.rule.lossless:  # plain decoding samples from the target under every rule
-            log.warning("rule %s is lossy: texts do not have the target's distribution", self.rule.name)
+            log.warning("rule %s: texts do not have the target's distribution", self.rule.name)
         device = self.state.device
         proposals = get_cuda_graph_proposals(drafter, self.state.max_rows)
         self._graph_ineligible_reasons = engine_ineligible_reasons(step_mode, device, proposals, self.rule, policy)

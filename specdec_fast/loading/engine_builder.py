@@ -352,7 +352,7 @@ def _fit_drafter(
     """
     prefers = getattr(rule, "prefers", "coupled")
     made = build(prefers)
-    preferred = getattr(rule_for(rule, made.needs, temperature)[0], "prefers", prefers)
+    preferred = getattr(rule_for(rule, made.needs, temperature, made.name)[0], "prefers", prefers)
     choose: Any = getattr(rule, "choose_rule", None)
     undecided = choose is not None and made.needs.dists and temperature != 0 and estimate is not None
     if undecided and not build("greedy").needs.dists:  # the options do not fix how tokens are picked

@@ -82,7 +82,7 @@ class ModelOptions:
 
     def _check_weights(self, device: str, dtype: torch.dtype | None) -> None:
         if self.weights != "int8":
-            raise ValueError(f"weights: got {self.weights!r}; expected 'int8', or None for the weights as loaded")
+            raise ValueError(f"weights: got {self.weights!r}; expected 'int8', or leave weights out to keep them")
         if torch.device(device).type != "cpu":
             raise ValueError(f"weights: got 'int8' on {device}; expected device='cpu', which has a kernel for it")
         if dtype == torch.float64:

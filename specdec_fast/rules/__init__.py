@@ -68,13 +68,16 @@ def rule_origin(rule: str | Rule) -> str:
     return "asked for by name" if isinstance(rule, str) else "passed as an object"
 
 
-def rule_for(rule: str | Rule, needs: Needs, temperature: float | None = None) -> tuple[Rule, str]:
+def rule_for(
+    rule: str | Rule, needs: Needs, temperature: float | None = None, drafter: str | None = None
+) -> tuple[Rule, str]:
     """Returns the rule that verifies the drafts of a drafter. Rule `best` chooses another one here.
 
     Args:
         rule: A name or a rule.
         needs: Needs of the drafter.
         temperature: The temperature of all requests. None if they differ or are unknown.
+        drafter: Name of the drafter, for the message.
 
     Returns:
         The rule, and the reason for it in one sentence.
@@ -89,5 +92,7 @@ def rule_for(rule: str | Rule, needs: Needs, temperature: float | None = None) -
     reason = found.why_not(needs)
     if reason is not None:
         others = _compatible_rules(needs, 1.0 if temperature is None else temperature)
+        if drafter is not None:
+            reason = reason.replace("got a drafter that", f"got drafter {drafter}, which", 1)
         raise ValueError(f"{reason}, or another rule ({', '.join(others)})")
     return found, why

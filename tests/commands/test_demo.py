@@ -145,7 +145,7 @@ def test_a_context_that_is_too_short_is_noted(run: Any, pair: list[str], monkeyp
 
     monkeypatch.setattr(_Measurement, "run", lambda *_: None)
     options = ["--max-new-tokens", "5000", "--prompts", "1", "--temperature", "0"]
-    words = r"max_new_tokens 5000 after a prompt of \d+ tokens: the context of 2048 ends the text before"
+    words = r"--max-new-tokens 5000 after a prompt of \d+ tokens: the context of 2048 ends the text before"
     assert re.fullmatch(f"specdec: note: {words}\n", run("demo", *pair, *options).stderr)
 
 

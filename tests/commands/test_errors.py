@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ CASES = [
         ["drafter draft_model: got no draft model; expected --draft with a model of the target's family"],
     ),
     (["generate", "", "--model", "{target}"], ["prompt: got an empty text"]),
-    (["generate", "--model", "{target}"], ["standard input: got an empty text"]),  # nothing on standard input
+    (["generate", "--model", "{target}"], ["standard input: got nothing; expected a prompt; pass it as an argument"]),
     (["generate", "--file", "/dev/null", "--model", "{target}"], ["--file /dev/null: got an empty text"]),
     (["generate", "--file", "/dev/null", "--lines", "--model", "{target}"], ["--file /dev/null: got no prompt"]),
     (["generate", "x" * 3000, "--model", "{target}"], ["prompt: got 3000 tokens", "context limit of 2048"]),
@@ -369,3 +370,14 @@ def test_a_pipe_is_a_file_too() -> None:
         assert read_prompts(None, f"/dev/fd/{reading}", lines=True) == ["one", "two"]
     finally:
         os.close(reading)
+
+
+def test_warnings_name_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("specdec_fast")
+    open_engine.quiet()
+    log.warning("try drafter auto, a smaller num_draft_tokens or budget goodput, or choose another drafter or none")
+    words = "try --drafter auto, a smaller --draft-tokens or --budget goodput, or choose another drafter or none"
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert in_flags(ValueError("weights: got 'int8' on cuda; pass device='cpu'")) == (
+        "--weights: got 'int8' on cuda; pass --device cpu"
+    )

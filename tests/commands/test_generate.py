@@ -126,7 +126,7 @@ def test_a_context_that_is_too_short_is_noted(run: Any, pair: list[str], expecte
     assert long.stderr == "specdec: warning: max_length: got 999999; the model's limit is 2048, and that is used\n"
     short = run("generate", "Once upon", *pair, *SAMPLING, "--max-length", "12")
     assert short.stdout == expected[:3] + "\n"
-    words = "max_new_tokens 40 after a prompt of 9 tokens: the context of 12 ends the text before (see --max-length)"
+    words = "--max-new-tokens 40 after a prompt of 9 tokens: the context of 12 ends the text before (see --max-length)"
     assert short.stderr == f"specdec: note: {words}\n"
     assert "after a prompt of 1 token: the" in run("generate", "O", *pair, *SAMPLING, "--max-length", "12").stderr
 

@@ -242,3 +242,8 @@ def test_bad_input_of_the_program(program: Any) -> None:
     assert (
         stderr == b"specdec: error: --top-p: got 2.0; expected a number above 0 (at least 1e-30), at most 1; 1 is off\n"
     )
+
+
+def test_chat_says_that_its_default_is_a_base_model(run: Any) -> None:
+    shown = " ".join(run("chat", "--help", env={"COLUMNS": "200"}).stdout.split())
+    assert "demo-target, a base model" in shown and "[default: demo-target]" not in shown

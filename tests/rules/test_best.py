@@ -152,9 +152,9 @@ def test_a_pair_that_does_not_fit_is_refused_with_reasons() -> None:
     target, drafter = AutomatonTarget(random_logits(11, 6)), NoisyTree([], 0.8, 6)
     for rule in ("rejection", "block"):
         for temperature in (1.0, None):
-            message = f"rule {rule}: got a drafter that proposes trees; expected chains, or another rule ("
+            message = f"rule {rule}: got drafter {drafter.name}, which proposes trees; expected chains, or another"
             with pytest.raises(
-                ValueError, match=re.escape(message) + r"best, .*recursive_rejection, .*replay, .*traversal"
+                ValueError, match=re.escape(message) + r" rule \(best, .*recursive_rejection, .*replay, .*traversal"
             ):
                 Engine(target, drafter, rule=rule, temperature=temperature)
     NoisyChain([], 0.8, 6)

@@ -58,7 +58,7 @@ def not_worth(query: Tensor, *args: Any, **kwargs: Any) -> str | None:
     if query.dtype != torch.bfloat16:
         return f"pays for bfloat16 only, not {query.dtype}"
     if query.shape[0] < LARGE:
-        return f"pays from {LARGE} nodes on, not {query.shape[0]}"
+        return f"pays from {LARGE} nodes of all requests on, not {query.shape[0]}"
     if not matrix_units():
         return "this processor has neither AMX nor AVX512-BF16"
     return None
