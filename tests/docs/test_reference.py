@@ -102,6 +102,27 @@ def test_all_rules_and_drafters_are_listed(hooks: Any) -> None:
     assert re.findall(r"^## `(\w+)`$", lists.drafters(), flags=re.MULTILINE) == drafter_names()
 
 
+def test_templates_say_where_a_checkout_has_the_text(root: Path) -> None:
+    for page in sorted((root / "docs" / "reference").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if re.search(r"^(:::|<!-- generate)", text, flags=re.MULTILINE):
+            assert "In a checkout, " in text, page.name
+
+
+def test_colours_are_documented(root: Path) -> None:
+    page = (root / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    for name in ("NO_COLOR", "FORCE_COLOR"):  # rich reads the second
+        assert f"| `{name}` |" in page
+
+
+def test_the_home_page_agrees_with_the_readme(root: Path) -> None:
+    home, readme = ((root / name).read_text(encoding="utf-8") for name in ("docs/index.md", "README.md"))
+    tables = re.findall(r"^\| (?:you need|model \|).*?\n\n", readme, flags=re.MULTILINE | re.DOTALL)
+    assert len(tables) == 2
+    for table in tables:
+        assert table.strip() in home
+
+
 def test_environment_variables_are_documented(root: Path) -> None:
     page = (root / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `(SPECDEC_\w+)`", page, flags=re.MULTILINE))
