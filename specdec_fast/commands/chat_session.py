@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_fast.commands.error_wording import in_flags
 from specdec_fast.commands.terminal_output import Painter, counted, legend, make_console, stats_table, write_pieces
+from specdec_fast.commands.warning_lines import warnings_after_text
 from specdec_fast.commands.word_wrap import wrap_words
 
 if TYPE_CHECKING:
@@ -243,17 +244,18 @@ class ChatSession:
     def _stream(self, handle: Handle) -> None:
         """Prints an answer while it grows. Ctrl-C ends it."""
         painter = Painter(handle, self._engine.tokenizer, by_origin=self._color)
-        try:
-            while not handle.finished:
-                self._engine.step()
-                self._show(painter)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            self._engine.cancel(handle)
-        self._show(painter)
-        if not self._output.as_json:
-            self._out.print()
+        with warnings_after_text():
+            try:
+                while not handle.finished:
+                    self._engine.step()
+                    self._show(painter)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                self._engine.cancel(handle)
+            self._show(painter)
+            if not self._output.as_json:
+                self._out.print()
 
     def _show(self, painter: Painter) -> None:
         if not self._output.as_json:

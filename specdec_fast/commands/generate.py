@@ -115,6 +115,7 @@ def generate(
     from specdec_fast.commands.generate_batch import Job, engine_tokens
     from specdec_fast.commands.prompts import as_conversations, read_entries
     from specdec_fast.commands.terminal_output import counted
+    from specdec_fast.commands.warning_lines import warnings_after_text
 
     if as_json and color:
         raise ValueError("--json with --color: expected one of them; JSON carries the origins of all tokens")
@@ -152,12 +153,13 @@ def generate(
     chat_options.note_unread_options(engine.tokenizer, template)
     params = [replace(own, grammar=grammar) for own in params]
     job = Job(engine, entries, params, template, color=color, streams=not as_json)
-    try:
-        job.run()
-        interrupted = False
-    except KeyboardInterrupt:
-        interrupted = True
-        job.cancel()
+    with warnings_after_text():
+        try:
+            job.run()
+            interrupted = False
+        except KeyboardInterrupt:
+            interrupted = True
+            job.cancel()
     if as_json:
         print_json(job.report(setup, interrupted=interrupted))
     else:

@@ -14,7 +14,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_fast.commands.error_wording import replace_code_words
+from specdec_fast.commands.warning_lines import WarningLines
 from specdec_fast.commands.word_wrap import wrap_words
 
 if TYPE_CHECKING:
@@ -331,22 +331,14 @@ def short_context(engine: Engine, before: int, most: int) -> str | None:
     return f"--max-new-tokens {most} after {prompt}: the context of {limit} ends the text before"
 
 
-class _OneLine(logging.Handler):
-    """Writes every warning of the library to standard error as one line."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        message = replace_code_words(record.getMessage())
-        print(wrap_words(f"specdec: {record.levelname.lower()}: {message}", sys.stderr), file=sys.stderr)
-
-
 def quiet() -> None:
     """Silences libraries, prints warnings as one line, and replaces characters that the output cannot encode."""
     from specdec_fast.loading.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     ours = logging.getLogger("specdec_fast")
-    if not any(isinstance(handler, _OneLine) for handler in ours.handlers):
-        ours.addHandler(_OneLine())
+    if not any(isinstance(handler, WarningLines) for handler in ours.handlers):
+        ours.addHandler(WarningLines())
     warnings.showwarning = _one_line
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)

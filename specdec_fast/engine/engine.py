@@ -107,8 +107,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         self.default_params = default_params or SamplingParams()
         self.eos_token_ids = check_eos_ids(eos_token_ids, target.vocab_size)
         self.needs = Needs() if drafter is None else drafter.needs
-        name = getattr(drafter, "name", None)
-        self.rule, self.why_rule = rule_for(rule, self.needs, temperature, name)
+        self.rule, self.why_rule = rule_for(rule, self.needs, temperature, getattr(drafter, "name", None))
         self.why_drafter: str | None = None
         policy = budget_for(budget)
         Closeable.__init__(self)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec_fast.cache.paged import PagedCache
 from specdec_fast.targets.attention import PackedContext
+from specdec_fast.targets.int8_weights import Int8Linear
 from specdec_fast.targets.linear_layers import BatchInvariantLinear
 from specdec_kernels import DecoderLayer, DecoderNumbers, DecoderTable, draft_chain, fused_forward
 
@@ -62,6 +63,8 @@ def why_not_fused(model: Any) -> str | None:
 def _why_not_module(family: str, name: str, module: Any) -> str | None:
     """Returns why a module is not what `DecoderTable` describes, or None."""
     last, found = name.rpartition(".")[2], type(module).__name__
+    if isinstance(module, Int8Linear):
+        return f"{name} has int8 weights, which the operator does not take"
     expected: tuple[str, ...] = ()
     if last.endswith("_proj") or last == "lm_head":
         expected = (BatchInvariantLinear.__name__,)

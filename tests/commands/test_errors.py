@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -370,14 +369,3 @@ def test_a_pipe_is_a_file_too() -> None:
         assert read_prompts(None, f"/dev/fd/{reading}", lines=True) == ["one", "two"]
     finally:
         os.close(reading)
-
-
-def test_warnings_name_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    log = logging.getLogger("specdec_fast")
-    open_engine.quiet()
-    log.warning("try drafter auto, a smaller num_draft_tokens or budget goodput, or choose another drafter or none")
-    words = "try --drafter auto, a smaller --draft-tokens or --budget goodput, or choose another drafter or none"
-    assert words in " ".join(capsys.readouterr().err.split())
-    assert in_flags(ValueError("weights: got 'int8' on cuda; pass device='cpu'")) == (
-        "--weights: got 'int8' on cuda; pass --device cpu"
-    )

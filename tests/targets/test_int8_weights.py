@@ -78,6 +78,11 @@ def test_what_is_refused_before_loading(change: dict[str, str], words: str) -> N
         load("no such model", **change)
 
 
+def test_passes_say_that_int8_weights_are_not_fused() -> None:
+    with load("demo-draft", drafter="none", weights="int8") as engine:
+        assert "q_proj has int8 weights, which the operator does not take" in str(engine.target.why_not_fused)
+
+
 def test_a_loaded_model_keeps_its_weights() -> None:
     model = load_model("demo-draft")
     before = copy.deepcopy(model.state_dict())
