@@ -24,15 +24,16 @@ def measure_pass_times(target: Target, nodes: Iterable[int] = (*PASSES, 17), rep
 
     Args:
         target: The target. Its cache must be free.
-        nodes: Numbers of nodes to measure, the root included.
+        nodes: Numbers of nodes to measure, the root included. Those that the cache has no space for are cut to it.
         repeats: Passes of each number, of which the fastest counts. One more pass of the largest number comes first.
 
     Returns:
-        Seconds by number of nodes. None if the cache is in use or too small.
+        Seconds by number of nodes. None if the cache is in use, or has no space for two.
     """
     cache: Any = target.cache
-    sizes = sorted(nodes)
-    if cache.pages.num_used or sizes[-1] > cache.max_length or not cache.reserve(0, sizes[-1]):
+    room = min(cache.max_length, cache.pages.num_free * cache.page_size)
+    sizes = sorted({min(size, room) for size in nodes})
+    if cache.pages.num_used or room < 2 or not cache.reserve(0, sizes[-1]):
         return None
     device = cache.device
     times = TimeTable(slowdown_rate=0.0)

@@ -25,7 +25,7 @@ _OF_COMMAND = re.compile(
 _ARGUMENT = re.compile(r"\b(dtype|device|device_map|drafter|budget|rule)='?(\w+)'?")  # as Python writes it
 NAMED = (
     "SamplingParams.", "drafter ", "model: ", "draft: ", "adapter: ", "device_map: ", "tokenizer: ", "rule: ",
-    "dtype: ", "weights: ", "budget: ", "messages: ", "chat_template: ", "grammar_backend: ",
+    "dtype: ", "weights: ", "fused_forward: ", "budget: ", "messages: ", "chat_template: ", "grammar_backend: ",
 )  # fmt: skip
 """Beginnings of messages about flags, unless a prompt in a file sets the parameter itself."""
 OF_CODE = {
@@ -40,6 +40,9 @@ OF_CODE = {
     "pass tokenizer= with the folder or hub id of the original model": "use the original checkpoint",
     "; pass the model, and adapter=": "; pass --model, and --adapter ",
     "leave weights out": "leave --weights out",
+    "fused_forward: got True, but": "--fused-forward: cannot be met:",
+    "(compile=True serves every model)": "(--compile serves every model)",
+    "set config.rope_parameters to": "set rope_parameters of config.json to",
     "try drafter auto, a smaller num_draft_tokens or budget goodput": (
         "try --drafter auto, a smaller --draft-tokens or --budget goodput"
     ),

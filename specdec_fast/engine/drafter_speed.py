@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -45,7 +46,8 @@ class DrafterSpeed:
         self._drafter = getattr(drafter, "name", "")
         self._window, self._slow_windows = FIRST_WINDOW, 0
         self._steps, self._tokens, self._rows, self._seconds, self._others = 0, 0, 0, 0.0, 0.0
-        self._done = drafter is None or hasattr(budget, "calibrate") or hasattr(drafter, "pass_times")
+        measured: Any = getattr(drafter, "pass_times", None)
+        self._done = drafter is None or hasattr(budget, "calibrate") or getattr(measured, "prior", None) is not None
         self.relative_speed: float | None = None
 
     def observe(self, target: Target, view: StateView, rows: Sequence[int], kept: int, clock: Clock) -> None:

@@ -24,9 +24,15 @@ def test_passes_are_measured_and_the_cache_is_left_as_it_was() -> None:
     assert model.cache.pages.num_used == 0 and model.cache.lengths.tolist() == [0] * model.cache.max_rows
 
 
-def test_a_cache_in_use_or_too_small_is_left_alone() -> None:
+def test_numbers_are_cut_to_the_space_of_the_cache() -> None:
     model = target()
-    assert measure_pass_times(model, (1, model.cache.max_length + 1)) is None
+    most = min(model.cache.max_length, model.cache.pages.num_free * model.cache.page_size)
+    times = measure_pass_times(model, (1, 2, most + 1, most + 9))
+    assert times is not None and times.keys == [1, 2, most]
+
+
+def test_a_cache_in_use_is_left_alone() -> None:
+    model = target()
     model.cache.reserve(0, 4)
     assert measure_pass_times(model) is None and model.cache.pages.num_used > 0
 

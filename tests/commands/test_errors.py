@@ -25,7 +25,7 @@ CASES = [
     (["generate", "x", "--model", "{broken}"], ["model: got", "expected"]),
     (["generate", "x", "--model", "{cut}"], ["model: got", "expected"]),
     (["generate", "x", "--model", "{partial}"], ["weights lack 1 tensors", "lm_head.weight"]),
-    (["generate", "x", "--model", "{dynamic}"], ["rotary scaling 'dynamic'", "set config.rope_parameters"]),
+    (["generate", "x", "--model", "{dynamic}"], ["rotary scaling 'dynamic'", "set rope_parameters of config.json to"]),
     (
         ["generate", "x", "--model", "{target}", "--draft", "{stranger}"],
         ["tokenizer differs", "same vocabulary"],
@@ -52,6 +52,10 @@ CASES = [
     (["generate", "--file", "/dev/null", "--model", "{target}"], ["--file /dev/null: got an empty text"]),
     (["generate", "--file", "/dev/null", "--lines", "--model", "{target}"], ["--file /dev/null: got no prompt"]),
     (["generate", "x" * 3000, "--model", "{target}"], ["prompt: got 3000 tokens", "context limit of 2048"]),
+    (
+        ["generate", "x", "--weights", "int8", "--fused-forward", "--model", "{target}"],
+        ["error: --fused-forward: cannot be met: ", "(--compile serves every model)"],
+    ),
     (["generate", "x", "--temperature", "-1"], ["error: --temperature: got -1.0", "expected 0 (greedy)"]),
     (["generate", "x", "--temperature", "nan"], ["error: --temperature: got nan", "finite"]),
     (["generate", "x", "--top-k", "-3"], ["error: --top-k: got -3"]),

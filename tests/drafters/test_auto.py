@@ -153,7 +153,8 @@ def test_two_sources_share_the_nodes_of_a_row() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_texts_equal_those_of_plain_decoding(temperature: float) -> None:
-    plain, made = load("demo-target", max_length=256), load("demo-target", drafter="auto", max_length=256)
+    plain, made = (load("demo-target", drafter=name, max_length=256) for name in ("none", "auto"))
+    made.drafter.pass_times.prior = None  # a busy machine would decide what is scored
     prompts = ["And it came to pass", "def add(first, second):\n    return first + second\n\ndef", "import os\nimport"]
     params = [SamplingParams(temperature=temperature, seed=seed, max_new_tokens=40) for seed in range(3)]
     want, got = plain.generate(prompts, params), made.generate(prompts, params)

@@ -12,6 +12,7 @@ from oracles import models
 
 from specdec_fast import Engine, SamplingParams
 from specdec_fast.adaptive.budget import Fixed
+from specdec_fast.adaptive.cost_model import TimeTable
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.drafter_speed import FIRST_WINDOW, DrafterSpeed
 from specdec_fast.engine.stats import Clock
@@ -112,9 +113,12 @@ def test_what_measures_itself_is_not_compared(budget: str, monkeypatch: Any) -> 
     Engine(models.target("llama"), drafter, budget=budget).generate([models.prompt(5)], LONG)
     assert bool(compared) == (budget == "fixed")
     compared.clear()
-    drafter.pass_times = object()  # type: ignore[attr-defined] # as drafter auto has
+    drafter.pass_times = TimeTable(prior=TimeTable())  # type: ignore[attr-defined] # as drafter auto has
     Engine(models.target("llama"), drafter, budget=budget).generate([models.prompt(5)], LONG)
     assert not compared
+    drafter.pass_times = TimeTable()  # type: ignore[attr-defined] # nothing was measured, so all is drafted
+    Engine(models.target("llama"), drafter, budget=budget).generate([models.prompt(5)], LONG)
+    assert bool(compared) == (budget == "fixed")
 
 
 def test_requests_without_drafts_are_not_compared(monkeypatch: Any) -> None:
