@@ -104,7 +104,7 @@ def test_faults_are_named(tmp_path: Path) -> None:
 
 
 def test_the_bundled_heads_work_out_of_the_box() -> None:
-    plain = load("demo-target", max_rows=1, max_length=96)
+    plain = load("demo-target", drafter="none", max_rows=1, max_length=96)
     engine = load("demo-target", drafter="blockwise", max_rows=1, max_length=96)
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, seed=3, max_new_tokens=40, ignore_eos=True)

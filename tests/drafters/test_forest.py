@@ -285,7 +285,7 @@ def test_distributions_over_part_of_a_vocabulary_cannot_be_joined() -> None:
 
 def test_by_name_with_options_and_a_draft_model() -> None:
     params = SamplingParams(seed=4, max_new_tokens=24)
-    plain = load("demo-target", max_rows=1).generate(["Once upon a time"], params)[0].tokens
+    plain = load("demo-target", drafter="none", max_rows=1).generate(["Once upon a time"], params)[0].tokens
     options = {"of": {"ngram": {"n_min": 1}, "draft_model": {}}, "num_draft_tokens": 8}
     engine = load("demo-target", "demo-draft", drafter="forest", drafter_options=options, max_rows=1)
     assert [source.name for source in engine.drafter.sources] == ["ngram", "draft_model"]

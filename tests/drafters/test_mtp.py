@@ -71,7 +71,7 @@ def test_the_module_is_found_in_the_target_s_own_checkpoint(tmp_path: Path) -> N
     texts = [models.prompt(17), models.prompt(5)]
     engine = load(tmp_path / "own", drafter="mtp", max_rows=2, max_length=128)
     handles = engine.generate(texts, params)
-    plain = load(tmp_path / "own", max_rows=2, max_length=128).generate(texts, params)
+    plain = load(tmp_path / "own", drafter="none", max_rows=2, max_length=128).generate(texts, params)
     assert [handle.tokens for handle in handles] == [handle.tokens for handle in plain]
     assert engine.stats.num_draft_tokens > 0 and engine.stats.faults == 0
 

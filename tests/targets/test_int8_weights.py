@@ -45,7 +45,7 @@ def test_the_model_computes_with_rounded_weights(dtype: torch.dtype) -> None:
 def test_decoding_is_lossless_with_respect_to_the_quantized_model(dtype: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, max_new_tokens=40, seed=5)
     common = {"dtype": dtype, "weights": "int8", "max_length": 128, "rule": "replay"}
-    plain = load("demo-target", **common).generate([PROMPT], params)[0]
+    plain = load("demo-target", drafter="none", **common).generate([PROMPT], params)[0]
     drafted = load("demo-target", "demo-draft", num_draft_tokens=4, **common).generate([PROMPT], params)[0]
     assert list(drafted.tokens) == list(plain.tokens)
     assert plain.tokens

@@ -144,7 +144,7 @@ def test_a_head_learns_and_drafts_the_same_after_saving(name: str, tmp_path: Pat
     saving(tmp_path / "head", head)
     params = SamplingParams(temperature=0, max_new_tokens=24)
     prompt = tokenizer.encode("The lighthouse")
-    plain = load("demo-target", max_rows=1).generate([prompt], params)[0]
+    plain = load("demo-target", drafter="none", max_rows=1).generate([prompt], params)[0]
     options = {"head": str(tmp_path / "head")}
     engine = load("demo-target", drafter=name, drafter_options=options, max_rows=1)
     again = engine.generate([prompt], params)[0]
