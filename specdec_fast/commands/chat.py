@@ -87,16 +87,16 @@ def chat(
         raise ValueError("--json with --color: expected one of them; JSON carries no colours")
     grammar_options.refuse_grammar(regex, json_schema, grammar_backend)
     template = chat_options.read_template(chat_template, template_option)
-    if model == open_engine.BUNDLED_TARGET and chat_template is None:  # it need not be loaded for that
-        raise _no_template(model)
     setup = open_engine.resolve_options(ctx)
+    open_engine.quiet()
+    if chat_template is None and open_engine.lacks_template(setup):  # weights need not be loaded for that
+        raise _no_template(model)
     from specdec_fast.commands.chat_session import ChatSession, Output
     from specdec_fast.commands.conversation import Conversation
     from specdec_fast.engine.chat import has_chat_template
 
     params = sampling_options.read_params(ctx)
     given = sampling_options.given_fields(ctx) | ({"temperature"} if rule == "greedy" else set())
-    open_engine.quiet()
     engine = open_engine.open_engine(
         setup,
         threads=threads,

@@ -264,6 +264,15 @@ def open_engine(
     return engine
 
 
+def lacks_template(setup: Setup) -> bool:
+    """Returns whether the model is known to have no chat template. Its weights are not read."""
+    from specdec_fast.loading import lacks_chat_template
+    from specdec_fast.loading.model_options import ModelOptions
+
+    options = ModelOptions(revision=setup.revision, trust_remote_code=setup.trust_remote_code)
+    return setup.adapter is None and lacks_chat_template(setup.model, options)
+
+
 def note_unfollowed_settings(engine: Engine) -> None:
     """Prints what the model's generation config would change, since requests do not follow it."""
     from specdec_fast.loading.sampling_defaults import unfollowed_settings

@@ -4,7 +4,13 @@ from specdec_fast.loading.engine_builder import load
 from specdec_fast.loading.model_options import ModelOptions
 from specdec_fast.loading.model_sources import ASSETS, BUNDLED, is_hub_id
 from specdec_fast.loading.models import check_device, load_model
-from specdec_fast.loading.tokenizers import check_same_tokenizer, eos_ids, lacks_tokenizer, load_tokenizer
+from specdec_fast.loading.tokenizers import (
+    check_same_tokenizer,
+    eos_ids,
+    lacks_chat_template,
+    lacks_tokenizer,
+    load_tokenizer,
+)
 from specdec_fast.targets.model_support import UnsupportedModelError
 
 __all__ = [
@@ -16,6 +22,7 @@ __all__ = [
     "check_same_tokenizer",
     "eos_ids",
     "is_hub_id",
+    "lacks_chat_template",
     "lacks_tokenizer",
     "load",
     "load_model",

@@ -27,6 +27,28 @@ def lacks_tokenizer(source: str | Path) -> bool:
     return found.gguf_file is None and not found.is_adapter and _has_no_file(found)
 
 
+def lacks_chat_template(source: str | Path, options: ModelOptions | None = None) -> bool:
+    """Returns whether a model has a tokenizer without a chat template. Its weights are not read.
+
+    Args:
+        source: A bundled name, a folder, a GGUF file or a hub id.
+        options: Options with which the model is loaded.
+
+    Returns:
+        True if that is certain. False if there is a template or no tokenizer, or if files cannot be read.
+    """
+    try:
+        found = resolve_source(source, "tokenizer")
+        if found.gguf_file is None:
+            tokenizer = load_tokenizer(source, options)
+            return tokenizer is not None and not getattr(tokenizer, "chat_template", None)
+        if not found.is_local:  # it would be downloaded as a whole
+            return False
+        return not gguf_value(open_gguf(Path(found.place) / found.gguf_file, "tokenizer"), "tokenizer.chat_template")
+    except ValueError:
+        return False
+
+
 def _has_no_file(source: ModelSource) -> bool:
     """Whether a source is a folder without any file of a tokenizer."""
     return source.is_local and not any(_TOKENIZER_FILE.fullmatch(file.name) for file in Path(source.place).iterdir())

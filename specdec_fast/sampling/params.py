@@ -68,7 +68,7 @@ class SamplingParams:
 
     Attributes:
         temperature: 0 decodes greedily and exactly. Otherwise 0.001 to 1,000,000.
-        top_k: Keeps the k most probable tokens; 0 is off.
+        top_k: Keeps the k most probable tokens; 0 is off, and so is -1.
         top_p: Keeps the smallest set of most probable tokens whose probabilities add up to top_p; 1 is off.
         min_p: Keeps tokens whose probability is at least min_p times that of the most probable one; 0 is off.
         seed: 0 <= seed < 2**63. None draws a seed, which the request records. Requests of one seed share their noise:
@@ -151,7 +151,8 @@ class SamplingParams:
         temperature = self.temperature
         in_range = temperature == 0 or 1e-3 <= temperature <= 1e6
         _require(in_range, "temperature", temperature, "0, or a number from 0.001 to 1,000,000")
-        _require(0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or a positive integer")
+        _require(-1 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or a positive integer")
+        object.__setattr__(self, "top_k", max(self.top_k, 0))  # vLLM writes -1 for all tokens
         _require(
             _SMALLEST_TOP_P <= self.top_p <= 1,
             "top_p",

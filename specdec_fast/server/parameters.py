@@ -22,8 +22,6 @@ NAMES = {
     "min_tokens": "min_new_tokens",
 }
 """Field of a request -> field of `SamplingParams`."""
-_OFF = -1
-"""vLLM's `top_k` for all tokens."""
 _MOST_LOGPROBS = 20
 _MOST_DIGITS = 10  # of a token id
 
@@ -63,8 +61,6 @@ def read_params(
         raise ValueError("stream_options: got options without a stream; expected stream true")
     given: dict[str, Any] = {"max_new_tokens": max_tokens, "logprobs": logprobs}
     given |= {ours: getattr(request, name) for name, ours in NAMES.items() if getattr(request, name) is not None}
-    if given.get("top_k") == _OFF:
-        given["top_k"] = 0
     if request.logit_bias is not None:
         given["logit_bias"] = {_token_id(name): value for name, value in request.logit_bias.items()}
     given["grammar"] = _read_grammar(request.response_format, engine.tokenizer, grammar_backend)

@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,6 +159,15 @@ def test_models_without_a_template_are_referred_to_generate(run: Any, engines: A
     assert "specdec generate" in result.stderr
     engines(None)
     assert "--model: got 'x', which has no chat template" in run("chat", *GREEDY, stdin="a\n").stderr
+
+
+def test_weights_are_not_read_for_a_model_without_a_template(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec_fast.loading.load", lambda *_, **__: pytest.fail("the weights were read first"))
+    chat_tokenizer(None).save_pretrained(tmp_path)
+    result = run("chat", "--model", str(tmp_path), stdin="a\n")
+    assert result.exit_code == 2 and f"got {str(tmp_path)!r}, which has no chat template" in result.stderr
 
 
 def test_input_that_is_no_text(run: Any, engines: Any) -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from specdec_fast import SamplingParams, load
 from specdec_fast.cli import main
-from specdec_fast.loading import load_model, load_tokenizer
+from specdec_fast.loading import lacks_chat_template, load_model, load_tokenizer
 from specdec_fast.loading.gguf_reader import readable_architectures
 from specdec_fast.targets.tiny_models import tiny_model
 
@@ -339,3 +339,10 @@ def test_the_loader_of_transformers_takes_these_files(file: Path, model: Any) ->
     """The files of this test are files as others read them too."""
     theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
     assert text_of(theirs, "the thing") == text_of(model, "the thing")
+
+
+def test_a_chat_template_is_found_without_the_weights(model: Any, tmp_path: Path) -> None:
+    bare = write_gguf(tmp_path / "x.gguf", model, TOKENIZER)
+    chats = write_gguf(tmp_path / "y.gguf", model, TOKENIZER, header={"tokenizer.chat_template": "{{ messages }}"})
+    assert lacks_chat_template(bare) and not lacks_chat_template(chats)
+    assert not lacks_chat_template(tmp_path / "none.gguf"), "the error is that of the loader"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ BAD = [
     ("temperature", 1e39),
     ("temperature", "1"),
     ("temperature", True),
-    ("top_k", -1),
+    ("top_k", -2),
     ("top_k", 1.5),
     ("top_k", 2**31),
     ("top_k", True),
@@ -122,3 +123,7 @@ def test_a_seed_is_drawn_once_and_kept() -> None:
     one, two = params.with_seed(), params.with_seed()
     assert params.seed is None and one.seed is not None and one.seed != two.seed and 0 <= one.seed < 2**63
     assert one.with_seed() is one
+
+
+def test_minus_one_is_off_as_in_vllm() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0) and replace(SamplingParams(), top_k=-1).top_k == 0
