@@ -87,7 +87,9 @@ class PagedCache:
         try:
             self.keys = [pool(layer.num_kv_heads, layer.key_dim) for layer in layers]
             self.values = [pool(layer.num_kv_heads, layer.value_dim) for layer in layers]
-        except RuntimeError as error:  # torch.OutOfMemoryError on a GPU
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "alloc" not in str(error):
+                raise
             width = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
             size = num_pages * page_size * width * dtype.itemsize / 2**30
             raise ValueError(

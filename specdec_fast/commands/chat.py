@@ -88,15 +88,13 @@ def chat(
     grammar_options.refuse_grammar(regex, json_schema, grammar_backend)
     template = chat_options.read_template(chat_template, template_option)
     setup = open_engine.resolve_options(ctx)
-    open_engine.quiet()
-    if chat_template is None and open_engine.lacks_template(setup):  # weights need not be loaded for that
-        raise _no_template(model)
     from specdec_fast.commands.chat_session import ChatSession, Output
     from specdec_fast.commands.conversation import Conversation
-    from specdec_fast.engine.chat import has_chat_template
+    from specdec_fast.engine.chat_template import has_chat_template
 
     params = sampling_options.read_params(ctx)
     given = sampling_options.given_fields(ctx) | ({"temperature"} if rule == "greedy" else set())
+    open_engine.quiet()
     engine = open_engine.open_engine(
         setup,
         threads=threads,
@@ -104,10 +102,11 @@ def chat(
         max_length=max_length,
         temperature=None if sampling == "model" else params.temperature,
         sampling=sampling_options.choose_defaults(sampling, given),
+        chats=chat_template is None,
     )
     params = sampling_options.follow_defaults(params, engine.default_params, given)
     if engine.tokenizer is not None and chat_template is None and not has_chat_template(engine.tokenizer):
-        raise _no_template(model)
+        raise open_engine.no_template(model)
     params = replace(
         params, grammar=grammar_options.read_grammar(regex, json_schema, engine.tokenizer, grammar_backend)
     )
@@ -118,10 +117,3 @@ def chat(
     session.run()
     if session.refused and not session.interactive:
         raise typer.Exit(2)
-
-
-def _no_template(model: str) -> ValueError:
-    return ValueError(
-        f"--model: got {model!r}, which has no chat template; expected an instruct model; pass another --model, or "
-        "--chat-template FILE, or use `specdec generate`, which continues text"
-    )

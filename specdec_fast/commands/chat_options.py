@@ -100,7 +100,7 @@ def unread_options(tokenizer: Any, template: dict[str, Any]) -> list[str]:
         tokenizer: The tokenizer.
         template: What `read_template` returned.
     """
-    from specdec_fast.engine.chat import template_text  # loads torch
+    from specdec_fast.engine.chat_template import template_text  # loads torch
 
     text = template_text(tokenizer, template.get("chat_template"))
     names = template.get("template_options", ())

@@ -22,7 +22,7 @@ _UNMISTAKABLE = re.compile(rf"\b({'|'.join(name for name in _FIELDS if '_' in na
 _OF_COMMAND = re.compile(
     r"^(?:drafter \w+: )?(model|draft|adapter|device_map|rule|dtype|weights|budget|chat_template|grammar_backend): got"
 )
-_ARGUMENT = re.compile(r"\b(dtype|device|device_map|drafter|budget|rule)='?(\w+)'?")  # as Python writes it
+_ARGUMENT = re.compile(r"(?<![\w/'])(dtype|device|device_map|drafter|budget|rule)='([^']+)'")  # as Python writes it
 NAMED = (
     "SamplingParams.", "drafter ", "model: ", "draft: ", "adapter: ", "device_map: ", "tokenizer: ", "rule: ",
     "dtype: ", "weights: ", "fused_forward: ", "budget: ", "messages: ", "chat_template: ", "grammar_backend: ",
@@ -46,6 +46,7 @@ OF_CODE = {
     "try drafter auto, a smaller num_draft_tokens or budget goodput": (
         "try --drafter auto, a smaller --draft-tokens or --budget goodput"
     ),
+    "lower max_length or max_rows, or pass num_pages": "lower --max-length",
     ", or a BudgetPolicy": "",
     "None, or a count from": "a count from",
     "got no draft model; expected draft=, a model": "got no draft model; expected --draft with a model",

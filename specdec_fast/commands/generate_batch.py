@@ -206,7 +206,7 @@ class Job:
     def note_unused_template(self) -> None:
         """Notes that texts are empty because a prompt without the chat template is no question to an instruct model."""
         from specdec_fast.commands.terminal_output import counted
-        from specdec_fast.engine.chat import has_chat_template
+        from specdec_fast.engine.chat_template import has_chat_template
 
         tokenizer = self.engine.tokenizer
         if not has_chat_template(tokenizer):

@@ -194,6 +194,7 @@ def open_engine(
     temperature: float | None = None,
     sample: Any = (),
     sampling: str | None = "neutral",
+    chats: bool = False,
 ) -> Engine:
     """Sets the number of threads and loads the engine of a setup.
 
@@ -206,6 +207,7 @@ def open_engine(
         temperature: Temperature of all requests, None if they differ.
         sample: Requests by which rule `best` chooses, as `load` takes them.
         sampling: Option `--sampling`: "model", "neutral", or None, which is neutral and notes what the model sets.
+        chats: Whether the model needs a chat template of its own.
 
     Returns:
         The engine.
@@ -228,6 +230,8 @@ def open_engine(
     if max_length is not None and max_length < 2:
         raise ValueError(f"--max-length: got {max_length}; expected at least 2, one token of prompt and one of text")
     check_device(setup.device, "--device")
+    if chats:
+        _check_template(setup)
     note_hub(setup.model, setup.draft, setup.adapter)
     _note_conversion(setup.model, setup.dtype)
     with note_if_slow(f"loading {setup.model}"):
@@ -264,13 +268,22 @@ def open_engine(
     return engine
 
 
-def lacks_template(setup: Setup) -> bool:
-    """Returns whether the model is known to have no chat template. Its weights are not read."""
+def _check_template(setup: Setup) -> None:
+    """Raises ValueError if the model is known to have no chat template. Its weights are not read."""
     from specdec_fast.loading import lacks_chat_template
     from specdec_fast.loading.model_options import ModelOptions
 
-    options = ModelOptions(revision=setup.revision, trust_remote_code=setup.trust_remote_code)
-    return setup.adapter is None and lacks_chat_template(setup.model, options)
+    options = ModelOptions(trust_remote_code=setup.trust_remote_code)
+    if setup.adapter is None and lacks_chat_template(setup.model, options):
+        raise no_template(setup.model)
+
+
+def no_template(model: str) -> ValueError:
+    """Returns the error for a chat with a model that has no chat template."""
+    return ValueError(
+        f"--model: got {model!r}, which has no chat template; expected an instruct model; pass another --model, or "
+        "--chat-template FILE, or use `specdec generate`, which continues text"
+    )
 
 
 def note_unfollowed_settings(engine: Engine) -> None:

@@ -20,6 +20,9 @@ _held: list[str] | None = None  # lines that wait for the end of a text; None wh
 def warnings_after_text() -> Iterator[None]:
     """Holds warnings of the library back until a block ends, so that they stand below the text that it prints."""
     global _held
+    if _held is not None:  # in a block of its own, which ends later
+        yield
+        return
     _held = []
     try:
         yield

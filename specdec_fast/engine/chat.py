@@ -5,7 +5,6 @@ Tests: tests/engine/test_chat.py.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from functools import cached_property
 from typing import Any, overload
 
 from specdec_fast.core.remedies import RefusedError, Remedy
+from specdec_fast.engine.chat_template import apply_template, has_chat_template
 from specdec_fast.engine.prompts import PROBED, Prompt, describe_excess, encode_prompt
 from specdec_fast.engine.request import Handle, pair_with_params, rejected_handle, resolve_params, warn_of_errors
 from specdec_fast.interfaces import Target
@@ -85,7 +85,7 @@ class ChatMethods(ABC):
                 it does not read the tools.
         """
         turns = check_messages(messages)
-        tokens = _apply(
+        tokens = apply_template(
             self.tokenizer,
             turns,
             _checked_options(template_options),
@@ -219,7 +219,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         messages: A list of messages.
 
     Returns:
-        Copies of the messages. Keys whose value is None are left out, and calls of tools get an empty content.
+        Copies of the messages. Keys whose value is None are left out, such as the content of calls of tools.
 
     Raises:
         ValueError: If the conversation is empty or malformed.
@@ -243,7 +243,6 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     if content is None:
         if "tool_calls" not in found:
             raise ValueError(f"messages: got no content in {where}; expected text; add it, or drop the message")
-        found["content"] = ""  # which templates may append to
     elif isinstance(content, list | tuple):
         found["content"] = "".join(_text_of(part, where) for part in content)
     elif not isinstance(content, str):
@@ -281,66 +280,6 @@ def _checked_options(options: Any) -> dict[str, Any]:
     return dict(options)
 
 
-def has_chat_template(tokenizer: Any) -> bool:
-    """Returns whether a tokenizer has a chat template."""
-    return bool(getattr(tokenizer, "chat_template", None))
-
-
-def template_text(tokenizer: Any, chat_template: str | None = None) -> str:
-    """Returns the text of a chat template; of all that the tokenizer has if the template is named or None."""
-    if chat_template is not None and "{" in chat_template:
-        return chat_template
-    own = getattr(tokenizer, "chat_template", None) or ""
-    return "".join(own.values()) if isinstance(own, Mapping) else str(own)
-
-
-def template_names(tokenizer: Any) -> list[str]:
-    """Returns the names of a tokenizer's chat templates; none if it has a single one."""
-    templates = getattr(tokenizer, "chat_template", None)
-    return sorted(templates) if isinstance(templates, Mapping) else []
-
-
-def _apply(tokenizer: Any, messages: list[dict[str, Any]], options: Mapping[str, Any], **arguments: Any) -> Any:
-    """Applies the chat template: token ids, or text with `tokenize=False`. All its errors are ValueErrors."""
-    if tokenizer is None:
-        raise RefusedError(
-            "messages: got an engine without a tokenizer; expected one with a chat template",
-            Remedy.TOKENIZER_OR_CHAT_IDS,
-        )
-    template = arguments.get("chat_template")
-    if template is None and not has_chat_template(tokenizer):
-        raise RefusedError(
-            "messages: got a tokenizer without a chat template, as base models have; expected one of an instruct model",
-            Remedy.CHAT_TEMPLATE,
-        )
-    if template is not None and not (isinstance(template, str) and "{" in template):
-        names = template_names(tokenizer)
-        if template not in names:  # a name that the tokenizer does not know would become the whole prompt
-            known = f", or the name of one of the tokenizer's ({', '.join(names)})" if names else ""
-            raise RefusedError(
-                f"chat_template: got {template!r:.80}; expected the text of a Jinja template{known}",
-                Remedy.OWN_TEMPLATE,
-            )
-    tools = arguments.get("tools")
-    if tools and not re.search(r"\btools\b", template_text(tokenizer, template)):  # the model would never hear of them
-        raise ValueError(
-            f"tools: got {len(tools)}; expected none, since the chat template does not read them; describe them in a "
-            "message, or pass a chat_template that reads tools"
-        )
-    try:
-        return tokenizer.apply_chat_template(
-            messages, **{"tokenize": True, "return_dict": False, **arguments}, **options
-        )
-    except Exception as error:  # templates raise what they like, beside the errors of Jinja
-        roles = ", ".join(message["role"] for message in messages)
-        why = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        raise RefusedError(
-            f"messages: got roles {roles:.200}; expected messages that the chat template accepts, which answers "
-            f"{why!r}",
-            Remedy.OTHER_MESSAGES,
-        ) from error
-
-
 def describe_chat_excess(
     messages: Sequence[Message], tokenizer: Any, limit: int, template_options: Mapping[str, Any] | None = None
 ) -> str | None:
@@ -360,7 +299,7 @@ def describe_chat_excess(
     turns = check_messages(messages)
     if sum(len(turn.get("content", "")) for turn in turns) <= limit * PROBED // 2:
         return None  # most conversations, which need not be written twice
-    text: str = _apply(tokenizer, turns, _checked_options(template_options), tokenize=False)
+    text: str = apply_template(tokenizer, turns, _checked_options(template_options), tokenize=False)
     return describe_excess(text, tokenizer, limit)
 
 
@@ -389,7 +328,9 @@ def end_of_turn_ids(
     turns = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
     found = [getattr(tokenizer, "eos_token_id", None)]
     try:
-        text: str = _apply(tokenizer, turns, template_options or {}, chat_template=chat_template, tokenize=False)
+        text: str = apply_template(
+            tokenizer, turns, template_options or {}, chat_template=chat_template, tokenize=False
+        )
     except ValueError:  # a template that wants more than two plain turns
         text = ""
     rest = text.rpartition(_PROBE)[2].lstrip()

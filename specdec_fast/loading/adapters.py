@@ -22,7 +22,7 @@ from specdec_fast.targets import attention
 
 log = logging.getLogger("specdec_fast")
 _HUB_CACHE = re.compile(r"models--(?:[^/\\]+--)?([^/\\]+?)[/\\]snapshots[/\\]")
-_TABLES = re.compile(r"((?:embed_tokens|lm_head)\.\S*): .*?\[(\d+), (\d+)\].*?\[(\d+), (\d+)\]")
+_TABLES = re.compile(r"((?:embed_tokens|lm_head)\.(?!\S*lora_embedding_B)\S*): .*?\[(\d+), (\d+)\].*?\[(\d+), (\d+)\]")
 """The sizes of an embedding or projection in an adapter and in a model, where torch finds that they differ."""
 _BEYOND_LAYERS = "its PeftModel computes more than its layers (prompts, prefixes, routers, or tokens that switch it on)"
 _REMEDY = "expected an adapter of layers, such as LoRA, DoRA, IA3 or OFT"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,8 @@ def explain_failure(
     error: Exception,
     source: ModelSource,
     what: str,
-    files: dict[str, Any],
-    device_map: Any = None,
-    quantization: Any = None,
+    files: Mapping[str, Any],
+    arguments: Mapping[str, Any],
 ) -> ValueError:
     """Returns the error for a model that could not be loaded.
 
@@ -33,13 +34,13 @@ def explain_failure(
         source: The model.
         what: Name of the argument in messages.
         files: Arguments of from_pretrained that say where files are.
-        device_map: The device map that was passed, or None.
-        quantization: The quantization_config that was passed, or None.
+        arguments: All arguments that from_pretrained got.
 
     Returns:
         UnsupportedModelError if the model is no causal language model, else ValueError.
     """
     got, words = f"{what}: got {source.name!r}", str(error)
+    device_map, quantization = arguments.get("device_map"), arguments.get("quantization_config")
     if "trust_remote_code" in words:
         return ValueError(
             f"{got}, a checkpoint with Python code of its own; expected trust_remote_code=True, which runs that code; "
@@ -55,6 +56,11 @@ def explain_failure(
     if source.is_local and not (Path(source.place) / str(files.get("subfolder", "")) / "config.json").is_file():
         return ValueError(f"{got}, a folder without config.json; {EXPECTED}")
     config = _raw_config(source, files)
+    if words.startswith("Unrecognized configuration class"):
+        return UnsupportedModelError(f"{got}, {_kind(config)}; {_EXPECTED_DECODER}")
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", words)
+    if unknown is not None and unknown[1] in arguments:
+        return ValueError(f"model_options: {first_line(error)}; expected arguments of from_pretrained; leave it out")
     if quantization is not None and not isinstance(error, OSError):
         return ValueError(
             f"model_options: got quantization_config={type(quantization).__name__} for {source.name!r}: "
@@ -67,18 +73,15 @@ def explain_failure(
             f"{got}, whose weights are quantized by {kind}: {first_line(error)}; expected a quantization that "
             "transformers can run here; install what it names, or choose the checkpoint without quantization"
         )
-    if words.startswith("Unrecognized configuration class"):
-        return UnsupportedModelError(f"{got}, {_kind(config)}; {_EXPECTED_DECODER}")
     if not source.is_local and any(each in words for each in _NO_WEIGHTS):
         return ValueError(
             f"{got}; {EXPECTED_OR} {_HUB}: {first_line(error)}; if it has GGUF files, name one: {source.name}:FILE.gguf"
         )
     if not source.is_local:
         return ValueError(f"{got}; {EXPECTED_OR} {_HUB}: {first_line(error)}")
-    if isinstance(error, TypeError) and "unexpected keyword argument" in words:
-        return ValueError(f"model_options: {first_line(error)}; expected arguments of from_pretrained; leave it out")
-    unknown = "does not recognize this architecture" in words
-    remedy = "update transformers, or choose another model" if unknown else "correct them, or download them again"
+    remedy = "correct them, or download them again"
+    if "does not recognize this architecture" in words:
+        remedy = "update transformers, or choose another model"
     return ValueError(
         f"{got}, a folder that transformers cannot load: {first_line(error)}; expected config.json and weights of one "
         f"causal language model; {remedy}"
@@ -115,7 +118,7 @@ def _explain_gguf(error: Exception, got: str) -> ValueError:
     return ValueError(f"{got}, a GGUF file that transformers cannot read: {words}; {checkpoint}")
 
 
-def _raw_config(source: ModelSource, files: dict[str, Any]) -> dict[str, Any]:
+def _raw_config(source: ModelSource, files: Mapping[str, Any]) -> dict[str, Any]:
     """The contents of config.json; empty if it cannot be read."""
     from transformers import PreTrainedConfig
 

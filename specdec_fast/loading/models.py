@@ -162,8 +162,7 @@ def _load(source: ModelSource, dtype: torch.dtype, what: str, options: ModelOpti
         with _no_bars() if source.is_bundled else nullcontext():  # bundled models load at once
             loaded: Any = AutoModelForCausalLM.from_pretrained(source.place, **arguments)
     except Exception as error:  # configs fail in more ways than can be listed
-        asked = (arguments.get(name) for name in ("device_map", "quantization_config"))
-        raise explain_failure(error, source, what, options.for_files(), *asked) from error
+        raise explain_failure(error, source, what, options.for_files(), arguments) from error
     model, found = loaded
     missing = sorted(found["missing_keys"])
     if missing:
@@ -194,7 +193,7 @@ def _load_gguf(source: ModelSource, dtype: torch.dtype, what: str, options: Mode
         try:
             path = fetch_gguf(source, _places(options))
         except OSError as error:
-            raise explain_failure(error, replace(source, gguf_file=None), what, options.for_files()) from error
+            raise explain_failure(error, replace(source, gguf_file=None), what, options.for_files(), {}) from error
         reader = open_gguf(path, what)
         if (wrong := explain_architecture(source, what, architecture_of(reader))) is not None:
             raise wrong
@@ -203,7 +202,7 @@ def _load_gguf(source: ModelSource, dtype: torch.dtype, what: str, options: Mode
         try:
             config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
         except Exception as error:
-            raise explain_failure(error, local, what, {}) from error
+            raise explain_failure(error, local, what, {}, {}) from error
         try:
             complete_config(config, reader)
             model = _load(local, dtype, what, options, config=config, gguf_file=path.name, subfolder="", **arguments)

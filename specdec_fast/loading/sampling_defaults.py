@@ -76,6 +76,8 @@ def read_generation_config(config: Any, eos_ids: Collection[int] = ()) -> tuple[
     known = {field.name for field in fields(SamplingParams)}
     given = {} if config is None else {name: value for name, value in config.to_dict().items() if value is not None}
     found = {name: given[name] for name in _SAME_NAMES if name in given and name in known}
+    if found.get("top_k") == -1:  # as vLLM writes it
+        found["top_k"] = 0
     if given.get("do_sample") is False:
         found = {name: value for name, value in found.items() if name not in _FILTERS} | {"temperature": 0.0}
     ignored = [

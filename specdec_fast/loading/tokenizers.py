@@ -31,19 +31,19 @@ def lacks_chat_template(source: str | Path, options: ModelOptions | None = None)
     """Returns whether a model has a tokenizer without a chat template. Its weights are not read.
 
     Args:
-        source: A bundled name, a folder, a GGUF file or a hub id.
+        source: A bundled name, a folder, a GGUF file or a hub id. Nothing is looked up on the hub.
         options: Options with which the model is loaded.
 
     Returns:
-        True if that is certain. False if there is a template or no tokenizer, or if files cannot be read.
+        True if that is certain. False if there is a template or no tokenizer, or if files are not here or not readable.
     """
     try:
         found = resolve_source(source, "tokenizer")
+        if not found.is_local:
+            return False
         if found.gguf_file is None:
             tokenizer = load_tokenizer(source, options)
             return tokenizer is not None and not getattr(tokenizer, "chat_template", None)
-        if not found.is_local:  # it would be downloaded as a whole
-            return False
         return not gguf_value(open_gguf(Path(found.place) / found.gguf_file, "tokenizer"), "tokenizer.chat_template")
     except ValueError:
         return False

@@ -151,7 +151,7 @@ class SamplingParams:
         temperature = self.temperature
         in_range = temperature == 0 or 1e-3 <= temperature <= 1e6
         _require(in_range, "temperature", temperature, "0, or a number from 0.001 to 1,000,000")
-        _require(-1 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or a positive integer")
+        _require(-1 <= self.top_k < 2**31, "top_k", self.top_k, "0 or -1 (off), or a positive integer")
         object.__setattr__(self, "top_k", max(self.top_k, 0))  # vLLM writes -1 for all tokens
         _require(
             _SMALLEST_TOP_P <= self.top_p <= 1,

@@ -143,12 +143,15 @@ def _wrong_types(error: RequestValidationError) -> APIError:
     if not place:
         return APIError(422, "body: expected a JSON object, with the header Content-Type: application/json")
     reasons = dict.fromkeys(_expected(each) for each in found if each["loc"][1:2] == place)
-    names, got = [str(place[0])], error.body.get(place[0]) if isinstance(error.body, dict) else None
+    body = error.body if isinstance(error.body, dict) else {}
+    names, absent = [str(place[0])], place[0] not in body
+    got: Any = body.get(place[0])
     for name in found[0]["loc"][2:]:
-        if not isinstance(got, dict) or name not in got:
+        absent = not isinstance(got, dict) or name not in got
+        if absent:
             break
         names, got = [*names, str(name)], got[name]
-    words = "nothing" if found[0]["type"] == "missing" else _shortened(got)
+    words = "nothing" if absent and found[0]["type"] == "missing" else _shortened(got)
     return APIError(422, f"{'.'.join(names)}: got {words}; expected {' or '.join(reasons)}", param=names[0])
 
 

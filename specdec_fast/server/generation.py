@@ -120,8 +120,8 @@ def _explain(error: Exception | None) -> APIError:
     if isinstance(error, EngineFailed):
         return APIError(500, "the engine failed again and again while it generated this text; its log has the reason")
     if isinstance(error, ValueError):  # worded for users
-        words, of_grammar = re.subn(r"^request \d+: (?=grammar: )", "", str(error))
-        return refused(words) if of_grammar else APIError(500, words)  # clients repeat what ends with 500
+        words, ended = re.subn(r"^request \d+: (?=grammar: no token)", "", str(error))
+        return refused(words) if ended else APIError(500, words)  # clients repeat what ends with 500
     return APIError(500, "this text could not be generated; the server's log has the reason")
 
 

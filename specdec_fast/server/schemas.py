@@ -86,7 +86,10 @@ class _Body(BaseModel):
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
         """Leaves out what is null, since many clients send all options and null for those that are not set."""
-        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+        if not isinstance(given, dict):
+            return given
+        # a schema may not be null, since any JSON would follow it
+        return {name: value for name, value in given.items() if value is not None or name == "schema"}
 
     def check_fields(self) -> None:
         """Refuses fields that would be ignored, here and in nested objects.

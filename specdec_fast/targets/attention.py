@@ -217,7 +217,7 @@ def use_attention(model: Any, name: str) -> None:
 
     Args:
         model: A transformers model.
-        name: `NAME` or `PROBE_NAME`.
+        name: `NAME`, `PROBE_NAME`, or a name that transformers knows.
     """
     model.set_attn_implementation(name)
     kind = type(model.config.get_text_config())

@@ -56,7 +56,7 @@ class ModelLease:
         shared = None if known is None else known()
         if shared is None:
             if attention.is_served(model.config):  # by a target that was never closed
-                model.set_attn_implementation("eager")
+                attention.use_attention(model, "eager")
             shared = _Shared(model)
             _SHARED[model] = weakref.ref(shared)
         shared.take()

@@ -66,6 +66,15 @@ def test_a_pool_beyond_the_memory_names_its_size_and_what_to_lower() -> None:
         PagedCache(wide, num_pages=10_000, page_size=16, max_rows=1, max_length=64, dtype=torch.float32)
 
 
+def test_other_failures_of_the_device_are_not_called_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch, "zeros", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        PagedCache([LayerShape(1, 8, 8)], num_pages=2, page_size=16, max_rows=1, max_length=16, dtype=torch.float32)
+
+
 def test_rejected_nodes_are_dropped() -> None:
     made = ledger({0: 3})
     assert made.cache.reserve(0, 12)

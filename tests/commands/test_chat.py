@@ -166,6 +166,8 @@ def test_weights_are_not_read_for_a_model_without_a_template(
 ) -> None:
     monkeypatch.setattr("specdec_fast.loading.load", lambda *_, **__: pytest.fail("the weights were read first"))
     chat_tokenizer(None).save_pretrained(tmp_path)
+    result = run("chat", "--model", str(tmp_path), "--max-length", "1", stdin="a\n")
+    assert "--max-length: got 1" in result.stderr, "options come first"
     result = run("chat", "--model", str(tmp_path), stdin="a\n")
     assert result.exit_code == 2 and f"got {str(tmp_path)!r}, which has no chat template" in result.stderr
 

@@ -171,7 +171,7 @@ CASES = [
     (["demo", "--model", "{bare}", "--drafter", "ngram"], ["demo: got '", "which has no tokenizer; expected one"]),
     (["demo", "--max-new-tokens", "0"], ["error: --max-new-tokens: got 0"]),
     (["demo", "--temperature", "-1"], ["error: --temperature: got -1.0"]),
-    (["lab", "--out", "{target}/report", "--top-k", "-1"], ["error: --top-k: got -1"]),
+    (["lab", "--out", "{target}/report", "--top-k", "-2"], ["error: --top-k: got -2"]),
     (["demo", "--rule", "wish"], ["rule: got 'wish'"]),
 ]
 
@@ -333,7 +333,7 @@ def test_words_that_are_replaced_are_those_of_the_library() -> None:
             '"x"\n{"prompt": "y", "wish": 1}',
             "a.jsonl, line 2: got the key 'wish'; expected prompt, messages, id, or a",
         ),
-        ("a.json", '["x", {"prompt": "y", "top_k": -1}]', "a.json, prompt 2: SamplingParams.top_k: got -1; expected 0"),
+        ("a.json", '["x", {"prompt": "y", "top_k": -2}]', "a.json, prompt 2: SamplingParams.top_k: got -2; expected 0"),
         ("a.json", '{"prompt": "y", "ignore_eos": "no"}', "a.json: SamplingParams.ignore_eos: got 'no'; expected True"),
         ("a.json", '{"prompt": "y", "seed": true}', "a.json: SamplingParams.seed: got True; expected 0 <= seed"),
         ("a.txt", "", "empty text"),

@@ -100,7 +100,7 @@ def test_template_options_reach_the_template(run: Any, engines: Any, tmp_path: P
 def test_a_named_template_is_searched_for_options() -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = {"default": "{{ a }}", "other": "{{ b }}"}
-    assert unread_options(tokenizer, read_template("other", ["a=1", "b=1", "c=1", "documents=[]"])) == ["c"]
+    assert unread_options(tokenizer, read_template("other", ["a=1", "b=1", "c=1", "documents=[]"])) == ["a", "c"]
     assert unread_options(chat_tokenizer(None), read_template(None, ["a=1"])) == ["a"]
 
 

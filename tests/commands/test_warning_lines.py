@@ -25,12 +25,20 @@ def test_warnings_and_errors_name_flags(capsys: pytest.CaptureFixture[str]) -> N
     assert words in " ".join(capsys.readouterr().err.split())
     error = ValueError("weights: got 'int8' on cuda; pass device='cpu'")
     assert in_flags(error) == "--weights: got 'int8' on cuda; pass --device cpu"
+    assert in_flags(ValueError("pass device_map='cuda:0'")) == "pass --device-map cuda:0"
+    for own in ("cannot read '/runs/dtype=bf16/a'", "messages: got 'budget=5'"):
+        assert in_flags(ValueError(own)) == own, "what the user wrote stays"
 
 
 def test_a_warning_waits_for_the_end_of_a_block(capsys: pytest.CaptureFixture[str]) -> None:
     quiet()
     with warnings_after_text():
         log.warning("slow")
+        assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "specdec: warning: slow\n"
+    with warnings_after_text():
+        with warnings_after_text():
+            log.warning("slow")
         assert capsys.readouterr().err == ""
     assert capsys.readouterr().err == "specdec: warning: slow\n"
     with pytest.raises(KeyboardInterrupt), warnings_after_text():

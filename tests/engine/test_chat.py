@@ -65,6 +65,13 @@ def test_a_message_may_be_a_call_of_a_tool() -> None:
     assert engine.encode_chat([call]) == written(engine, "['f()']")
     engine = engine_of(template="{% for m in messages %}{{ '<' + m['content'] + '>' }}{% endfor %}")
     assert engine.encode_chat([call]) == written(engine, "<>")  # as templates do that know no tools
+    engine = engine_of(
+        template="{% for m in messages %}{{ '<' + m['content'] + '>' + m['tool_calls'][0] }}{% endfor %}"
+    )
+    assert engine.encode_chat([call]) == written(engine, "<>f()")  # an empty content, where none is refused
+    asks = "{% if 'content' not in m %}{{ m['tool_calls'] }}{% endif %}"
+    engine = engine_of(template=f"{{% for m in messages %}}{asks}{{% endfor %}}")
+    assert engine.encode_chat([call]) == written(engine, "['f()']")
 
 
 def test_tools_that_no_template_reads_are_refused() -> None:
@@ -76,6 +83,10 @@ def test_tools_that_no_template_reads_are_refused() -> None:
         deaf.chat(HELLO, tools=tools)
     assert deaf.encode_chat(HELLO, tools=tools, chat_template=TEMPLATE) == engine_of().encode_chat(HELLO, tools=tools)
     assert deaf.encode_chat(HELLO, tools=[]) == written(deaf, "hello")
+    deaf.tokenizer.chat_template = {"default": "{{ messages[0]['content'] }}", "tool_use": "{{ tools }}"}
+    with pytest.raises(ValueError, match="tools: got 1; expected none"):
+        deaf.chat(HELLO, tools=tools, chat_template="default")
+    assert deaf.encode_chat(HELLO, tools=tools) == written(deaf, str(tools)), "transformers chooses tool_use"
 
 
 @pytest.mark.parametrize("speculate", [False, True])

@@ -202,6 +202,13 @@ def test_an_adapter_with_added_tokens_says_how_to_serve_it(folder: Path, tmp_pat
         load(folder, adapter=tmp_path)
 
 
+def test_an_adapter_of_a_wider_model_is_not_taken_for_one_with_added_tokens(folder: Path, tmp_path: Path) -> None:
+    config = peft.LoraConfig(target_modules=["embed_tokens"])
+    peft.get_peft_model(base(hidden_size=128), config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^adapter: got '.*'; expected an adapter for this model"):
+        load(folder, adapter=tmp_path)
+
+
 def test_an_adapter_is_not_merged_into_offloaded_layers(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     here = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head")

@@ -88,3 +88,16 @@ def test_a_quantization_that_fails_is_named_in_place_of_the_model(monkeypatch: p
     )
     with pytest.raises(ValueError, match=words):
         load_model("demo-target", options=ModelOptions(more={"quantization_config": BitsAndBytesConfig()}))
+    Refused(ValueError("Unrecognized configuration class T5Config"), monkeypatch)
+    with pytest.raises(UnsupportedModelError, match="expected a decoder-only"):
+        load_model("demo-target", options=ModelOptions(more={"quantization_config": BitsAndBytesConfig()}))
+
+
+def test_model_options_are_blamed_for_arguments_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = TypeError("Model.__init__() got an unexpected keyword argument 'foo'")
+    Refused(error, monkeypatch)
+    for name in ("demo-target", "owner/name"):
+        with pytest.raises(ValueError, match=r"^model_options: .*'foo'; expected arguments of from_pretrained"):
+            load_model(name, options=ModelOptions(more={"foo": 1}))
+    with pytest.raises(ValueError, match=r"^model: got 'demo-target', a folder that transformers cannot load"):
+        load_model("demo-target")  # code of the checkpoint passed it

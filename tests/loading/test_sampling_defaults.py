@@ -84,6 +84,7 @@ def test_other_values_are_refused_before_anything_is_loaded(sampling: Any) -> No
         ({"do_sample": False, "temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1},
          {"temperature": 0.0, "repetition_penalty": 1.1}),
         ({"temperature": 0.7}, {"temperature": 0.7}),  # without do_sample
+        ({"top_k": -1}, {}),
         ({"min_p": 0.1, "top_k": 0, "min_new_tokens": 2}, {"min_p": 0.1, "min_new_tokens": 2}),
         ({"suppress_tokens": [4, 5]}, {"banned_token_ids": (4, 5)}),
         ({"suppress_tokens": [4], "bad_words_ids": [[6], [2], [7, 8]]},

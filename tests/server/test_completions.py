@@ -200,7 +200,7 @@ def test_every_event_may_have_the_usage_so_far(client: OpenAI, route: str) -> No
     create: Any = attrgetter(route)(client).create
     parts = list(create(model="toy", **given, seed=5, max_tokens=16, stream=True, stream_options=options))
     counts = [part.usage.completion_tokens for part in parts]
-    assert counts == sorted(counts) and len({*counts}) > 2 and counts[-2:] == [16, 16] and parts[-1].choices == []
+    assert counts == sorted(counts) and counts[-2:] == [16, 16] and parts[-1].choices == []
 
 
 def test_special_tokens(served: Running) -> None:

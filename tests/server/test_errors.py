@@ -16,6 +16,7 @@ from oracles.toy_server import Running
 from specdec_fast import Engine, SamplingParams
 from specdec_fast.core.remedies import RefusedError, Remedy
 from specdec_fast.server.errors import OURS, REMEDIES, APIError, refusing
+from specdec_fast.server.generation import _explain
 from specdec_fast.server.parameters import NAMES
 from specdec_fast.server.schemas import ChatRequest, CompletionRequest
 
@@ -75,6 +76,8 @@ def schema_format(schema: Any) -> dict[str, Any]:
         ({"echo": True, "logprobs": 21}, 400, "logprobs", "0 to 20"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options", "stream true"),
         ({"response_format": {"type": "json_schema"}}, 400, "response_format", "schema"),
+        ({"response_format": schema_format(None)}, 422, "response_format", "got null; expected an object"),
+        ({"response_format": {"type": None}}, 422, "response_format", "response_format.type: got null"),
         ({"response_format": schema_format({"type": "x"})}, 400, "response_format", "JSON schema: "),
         ({"response_format": schema_format({"enum": ["\ud800"]})}, 400, "response_format", "not JSON"),
         (
@@ -166,7 +169,7 @@ def test_bodies_that_are_no_objects(served: Running, content: bytes, kind: str, 
         {"min_new_tokens": 0, "logits_processors": [], "stop_strings": [], "structured_outputs": {}},
         {"whatever": None, "response_format": {"type": "text", "json_schema": None}},
         {"stream": True, "stream_options": {"include_usage": None, "continuous_usage_stats": None}},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": None, "schema": None, "strict": None}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": None, "schema": {}, "strict": None}}},
         {"echo": False, "priority": 0, "modalities": ["text"], "spaces_between_special_tokens": True},
     ],
 )
@@ -180,6 +183,7 @@ def test_fields_without_effect_are_accepted(served: Running, extra: dict[str, An
 def test_a_prompt_that_is_missing_or_nested_deeply(served: Running) -> None:
     for content, words in (
         (b"{}", "prompt: got nothing;"),
+        (b'{"prompt": null}', "prompt: got null;"),
         (b'{"prompt":' + b"[" * 900 + b"]" * 900 + b"}", "prompt: "),
     ):
         answer = served.request("POST", "/v1/completions", content=content, headers=JSON)
@@ -248,3 +252,8 @@ def test_a_grammar_that_cannot_go_on_is_a_fault_of_the_request(served: Running) 
     error = error_of(answer)
     assert answer.status_code == 400 and error["param"] == "response_format"
     assert error["message"].startswith("response_format: no token") and error["message"].endswith("and min_tokens")
+
+
+def test_a_grammar_whose_library_fails_is_a_fault_of_the_server() -> None:
+    fault = _explain(ValueError("request 3: grammar: a rollback of 3 tokens failed"))
+    assert fault.status_code == 500 and "rollback" in str(fault)

@@ -10,6 +10,7 @@ import torch
 from oracles import models
 
 from specdec_fast.core.draft import Draft
+from specdec_fast.targets.attention import NAME, register, use_attention
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.targets.model_support import UnsupportedModelError
 from specdec_fast.targets.tiny_models import SHAPE
@@ -119,6 +120,17 @@ def test_copied_layers_with_configurations_of_their_own_are_served_and_given_bac
     assert {layer.self_attn.config._attn_implementation for layer in model.model.layers} == {"sdpa"}
     with torch.no_grad():
         assert torch.equal(model(text, use_cache=False).logits, want)
+
+
+def test_copied_layers_are_served_again_after_a_target_that_was_never_closed() -> None:
+    model = models.own("llama")
+    model.model.layers.append(copy.deepcopy(model.model.layers[0]))
+    model.model.layers[2].self_attn.layer_idx, model.config.num_hidden_layers = 2, 3
+    register()
+    use_attention(model, NAME)
+    target = HuggingFaceTarget(model, max_length=64)
+    target.close()
+    assert {layer.self_attn.config._attn_implementation for layer in model.model.layers} == {"eager"}
 
 
 def test_a_model_may_be_given_to_a_second_target() -> None:
