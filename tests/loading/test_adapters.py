@@ -179,15 +179,22 @@ def test_a_peft_model_may_draft() -> None:
     ],
     ids=["narrower", "shallower", "deeper"],
 )
-def test_an_adapter_of_another_model_is_refused(
-    other: dict[str, Any], words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_adapter_of_another_model_is_refused(other: dict[str, Any], words: str, tmp_path: Path) -> None:
     base(**other).save_pretrained(tmp_path / "other")
     with pytest.raises(
         ValueError, match=r"adapter: got '.*a'.*expected an adapter for this model \(.*other, Llama"
     ) as error:
         load(tmp_path / "other", adapter=saved("lora", tmp_path / "a", base_model_name_or_path="the/first"))
-    assert words in str(error.value) and "the weights fit either" not in caplog.text
+    assert words in str(error.value)
+
+
+def test_no_warning_says_that_the_weights_of_a_refused_adapter_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base(hidden_size=32, head_dim=8).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="expected an adapter for this model"):
+        load(tmp_path / "other", adapter=saved("lora", tmp_path / "a", base_model_name_or_path="the/first"))
+    assert "the weights fit either" not in caplog.text
 
 
 def test_an_adapter_with_added_tokens_says_how_to_serve_it(folder: Path, tmp_path: Path) -> None:
