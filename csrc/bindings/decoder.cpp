@@ -13,7 +13,7 @@ namespace specdec::bindings {
 namespace {
 
 constexpr const char *kOp = "fused_forward", *kChain = "draft_chain";
-constexpr int64_t kHeader = 23, kPerLayer = 21;
+constexpr int64_t kHeader = 24, kPerLayer = 28;
 static_assert(sizeof(DecoderLayer) == kPerLayer * sizeof(int64_t));
 
 Decoder decoder_of(const Tensor& table, const char* op, int64_t isa) {
@@ -44,6 +44,7 @@ Decoder decoder_of(const Tensor& table, const char* op, int64_t isa) {
   for (int i = 0; i < 6; ++i) std::memcpy(numbers[i], entry + 15 + i, sizeof(double));
   d.type = entry[21] != 0 ? Scalar::BFloat16 : Scalar::Float32;
   d.by_input = entry[22] != 0;
+  d.head_scale = reinterpret_cast<const float*>(entry[23]);
   return d;
 }
 

@@ -65,7 +65,7 @@ class Pass {
         stream_ = wanted(stream_, memory_.kept_stream, d_.hidden);
         rows_ = n_.num_wanted;
       }
-      BatchInvariantLinear out = product(attended_, d_.layer[l].out, d_.heads * d_.width, d_.hidden, added_ = resized(memory_.added, rows_, d_.hidden));
+      BatchInvariantLinear out = product(attended_, d_.layer[l].out, d_.layer[l].out_scale, d_.heads * d_.width, d_.hidden, added_ = resized(memory_.added, rows_, d_.hidden));
       out.bias = d_.layer[l].out_bias;
       batch_invariant_linear(out, isa_);
       normalise_added(d_.layer[l].post_norm);
@@ -80,7 +80,7 @@ class Pass {
         rows_ = n_.num_wanted;
       }
     }
-    BatchInvariantLinear head = product(normed_, d_.head, d_.hidden, d_.vocab, logits);
+    BatchInvariantLinear head = product(normed_, d_.head, d_.head_scale, d_.hidden, d_.vocab, logits);
     head.by_input = d_.head_by_input;
     head.stride = d_.head_by_input ? d_.vocab : d_.hidden;
     batch_invariant_linear(head, isa_);
@@ -140,11 +140,12 @@ class Pass {
     return a;
   }
 
-  BatchInvariantLinear product(const T* x, const void* weight, int64_t inputs, int64_t outputs, T* out) const {
+  BatchInvariantLinear product(const T* x, const void* weight, const float* scale, int64_t inputs, int64_t outputs, T* out) const {
     BatchInvariantLinear call;
     call.type = d_.type;
     call.x = x;
     call.weight = weight;
+    call.scale = scale;
     call.out = out;
     call.rows = rows_;
     call.inputs = inputs;
@@ -186,8 +187,8 @@ class Pass {
     const int64_t width = heads_ * d_.width;
     T* qkv = resized(memory_.qkv, rows_, width);
     const int64_t queries = d_.heads * d_.width, keys = d_.kv_heads * d_.width;
-    BatchInvariantLinear parts[] = {product(normed_, layer.query, d_.hidden, queries, qkv), product(normed_, layer.key, d_.hidden, keys, qkv + queries),
-                         product(normed_, layer.value, d_.hidden, keys, qkv + queries + keys)};
+    BatchInvariantLinear parts[] = {product(normed_, layer.query, layer.query_scale, d_.hidden, queries, qkv), product(normed_, layer.key, layer.key_scale, d_.hidden, keys, qkv + queries),
+                         product(normed_, layer.value, layer.value_scale, d_.hidden, keys, qkv + queries + keys)};
     for (BatchInvariantLinear& part : parts) part.out_stride = width;
     parts[0].bias = layer.query_bias;
     parts[1].bias = layer.key_bias;
@@ -211,11 +212,11 @@ class Pass {
   void multiply(const DecoderLayer& layer) {
     norm(layer.mlp_norm);
     T *gate_up = resized(memory_.gate_up, rows_, 2 * d_.inner), *gated = resized(memory_.gated, rows_, d_.inner);
-    BatchInvariantLinear parts[] = {product(normed_, layer.gate, d_.hidden, d_.inner, gate_up), product(normed_, layer.up, d_.hidden, d_.inner, gate_up + d_.inner)};
+    BatchInvariantLinear parts[] = {product(normed_, layer.gate, layer.gate_scale, d_.hidden, d_.inner, gate_up), product(normed_, layer.up, layer.up_scale, d_.hidden, d_.inner, gate_up + d_.inner)};
     for (BatchInvariantLinear& part : parts) part.out_stride = 2 * d_.inner;
     batch_invariant_linear(parts, 2, isa_);
     each_row(rows_, d_.inner, [&](int64_t begin, int64_t end) { elementwise_.gate(d_.activation, gate_up, gated, begin, end, d_.inner); });
-    batch_invariant_linear(product(gated, layer.down, d_.inner, d_.hidden, added_ = resized(memory_.added, rows_, d_.hidden)), isa_);
+    batch_invariant_linear(product(gated, layer.down, layer.down_scale, d_.inner, d_.hidden, added_ = resized(memory_.added, rows_, d_.hidden)), isa_);
     normalise_added(layer.mlp_post_norm);
   }
 

@@ -11,7 +11,8 @@
 namespace specdec {
 
 // Tensors have the decoder's type. Matrices are stored by input, [inputs, outputs], or all by output. A head that is the
-// embedding is stored by output. Biases and norms from query_bias on may be null. The order is that of DecoderTable.
+// embedding is stored by output. What follows query_bias may be null. With scales, float32 [outputs] of every matrix and of
+// the head, these are int8 and stored by output. The order is that of DecoderTable.
 struct DecoderLayer {
   const void* norm;                 // [hidden]
   const void *query, *key, *value;  // [hidden, heads * width], twice [hidden, kv_heads * width]
@@ -21,6 +22,7 @@ struct DecoderLayer {
   const void *query_bias, *key_bias, *value_bias, *out_bias;
   const void *query_norm, *key_norm;      // [width]: of every head, before its rotation
   const void *post_norm, *mlp_post_norm;  // [hidden]: of what attention and MLP add
+  const float *query_scale, *key_scale, *value_scale, *out_scale, *gate_scale, *up_scale, *down_scale;
   const void* rotary;                     // [positions, width]: cosines, then sines
   void *keys, *values;                    // [pages, page_size, kv_heads, width]
   int64_t window;                         // tokens that a query sees; 0: all
@@ -31,6 +33,7 @@ enum class Activation : int64_t { Silu, GeluTanh };
 struct Decoder {
   Scalar type = Scalar::Float32;         // or BFloat16
   const void *embedding, *norm, *head;  // [vocab, hidden], [hidden], the head
+  const float* head_scale;              // [vocab], or null
   const DecoderLayer* layer;
   int64_t layers, vocab, hidden, heads, kv_heads, width, inner, positions, pages, page_size;
   bool by_input, head_by_input;

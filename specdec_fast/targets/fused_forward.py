@@ -17,6 +17,7 @@ from specdec_fast.targets.attention import PackedContext
 from specdec_fast.targets.int8_weights import Int8Linear
 from specdec_fast.targets.linear_layers import BatchInvariantLinear
 from specdec_kernels import DecoderLayer, DecoderNumbers, DecoderTable, draft_chain, fused_forward
+from specdec_kernels.ops.fused_forward.decoder_table import MATRICES, SCALES
 
 __all__ = ["FusedForward", "fused_forward", "why_not_fused", "widen_small_model"]
 
@@ -49,6 +50,9 @@ def why_not_fused(model: Any) -> str | None:
     activation = _activation_name(model.config)
     if activation not in _ACTIVATIONS:
         return f"its activation is {activation}; expected {' or '.join(_ACTIVATIONS)}"
+    rounded = [isinstance(each, Int8Linear) for each in model.modules() if hasattr(each, "in_features")]
+    if any(rounded) and not all(rounded):
+        return "some linear layers have int8 weights and others do not; expected all or none"
     for name, module in model.named_modules():
         reason = _why_not_module(family, name, module)
         if reason is not None:
@@ -63,11 +67,9 @@ def why_not_fused(model: Any) -> str | None:
 def _why_not_module(family: str, name: str, module: Any) -> str | None:
     """Returns why a module is not what `DecoderTable` describes, or None."""
     last, found = name.rpartition(".")[2], type(module).__name__
-    if isinstance(module, Int8Linear):
-        return f"{name} has int8 weights, which the operator does not take"
     expected: tuple[str, ...] = ()
     if last.endswith("_proj") or last == "lm_head":
-        expected = (BatchInvariantLinear.__name__,)
+        expected = (BatchInvariantLinear.__name__, Int8Linear.__name__)
     elif last == "embed_tokens":
         expected = ("Embedding", f"{family}TextScaledWordEmbedding")
     elif last in _LAYER_MODULES:
@@ -208,8 +210,9 @@ def build_fused_forward(model: Any, cache: PagedCache, windows: Sequence[int]) -
         activation=_ACTIVATIONS[_activation_name(config)],
     )
     layers = [_layer_weights(*each) for each in zip(base.layers, windows, kinds, strict=True)]
-    ends = base.norm.weight, model.lm_head.weight, rotary
-    table = DecoderTable(base.embed_tokens.weight, layers, *ends, cache.keys, cache.values, numbers)
+    head, head_scale = _matrix(model.lm_head)
+    ends = base.norm.weight, head, rotary
+    table = DecoderTable(base.embed_tokens.weight, layers, *ends, cache.keys, cache.values, numbers, head_scale)
     if table.obstacle is not None:
         raise ValueError(table.obstacle)
     one = torch.zeros(1, dtype=torch.int64, device="cpu")
@@ -248,21 +251,26 @@ def _rotary_tables(model: Any, positions: int) -> tuple[list[int], Tensor]:
     return [types.index(kind) for kind in by_layer or [None] * count], tables
 
 
+def _matrix(layer: Any) -> tuple[Tensor, Tensor | None]:
+    """Weight of a linear layer as it is stored, and its scale if that is int8."""
+    return (layer.values, layer.scale) if isinstance(layer, Int8Linear) else (layer.weight, None)
+
+
 def _layer_weights(layer: Any, window: int, rotary: int) -> DecoderLayer:
     attention, mlp = layer.self_attn, layer.mlp
+    linear = (
+        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
+    )
+    matrices = [_matrix(each) for each in linear]
     # Gemma 2 and 3: four norms, and the one behind attention is named as the one before the MLP elsewhere
     four = hasattr(layer, "pre_feedforward_layernorm")
     before_mlp = layer.pre_feedforward_layernorm if four else layer.post_attention_layernorm
     return DecoderLayer(
         norm=layer.input_layernorm.weight,
-        query=attention.q_proj.weight,
-        key=attention.k_proj.weight,
-        value=attention.v_proj.weight,
-        out=attention.o_proj.weight,
         mlp_norm=before_mlp.weight,
-        gate=mlp.gate_proj.weight,
-        up=mlp.up_proj.weight,
-        down=mlp.down_proj.weight,
+        **{name: weight for name, (weight, _) in zip(MATRICES, matrices)},
+        **{name: scale for name, (_, scale) in zip(SCALES, matrices)},  # type: ignore[arg-type]
         query_bias=attention.q_proj.bias,
         key_bias=attention.k_proj.bias,
         value_bias=attention.v_proj.bias,

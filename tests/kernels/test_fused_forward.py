@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from oracles.decoder_cases import ALL_OPTIONS, Pass, made, passes
 
-from specdec_kernels import DecoderNumbers, DecoderTable, fused_forward, use_backend
-from specdec_kernels.ops.fused_forward.decoder_table import MATRICES
+from specdec_kernels import DecoderLayer, DecoderNumbers, DecoderTable, fused_forward, quantize_int8, use_backend
+from specdec_kernels.ops.fused_forward.decoder_table import MATRICES, SCALES
 
 ISAS = {"portable": 1, "avx2": 2, "avx512": 3}
 BACKENDS = ["reference", *ISAS]
@@ -108,6 +108,79 @@ def test_bfloat16_is_as_exact_as_torch_and_has_the_same_bits_in_any_batch(by_out
             mine = tokens[part], positions[part], None, slots[part], page_table[row : row + 1], lengths[row : row + 1]
             trees = torch.tensor([0, part.stop - part.start], dtype=torch.int32), ancestors[part], depth[part]
             assert torch.equal(run_on(isa, (*mine, *trees)), together[part])
+
+
+REST = [
+    each.name for each in fields(DecoderLayer) if each.name not in (*MATRICES, *SCALES, "window", "rotary")
+]  # norms and biases
+
+
+def rounded(table: DecoderTable) -> tuple[DecoderTable, DecoderTable]:
+    """The decoder with int8 matrices, and one in float64 with the values of these."""
+
+    def whole(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return values.double() * scale.double()[:, None]
+
+    int8, exact = [], []
+    for layer in table.layers:
+        parts = {name: quantize_int8(getattr(layer, name).contiguous()) for name in MATRICES}
+        values = {name: weight for name, (weight, _) in parts.items()}
+        int8.append(replace(layer, **values, **{f"{name}_scale": scale for name, (_, scale) in parts.items()}))
+        rest = {name: getattr(layer, name) for name in REST if getattr(layer, name) is not None}
+        wide = {name: each.double() for name, each in rest.items()}
+        exact.append(replace(layer, **wide, **{name: whole(*pair) for name, pair in parts.items()}))
+    head, scale = quantize_int8(table.head.contiguous())
+    keys, cached = [each.clone() for each in table.keys], [each.clone() for each in table.values]
+    made = DecoderTable(table.embedding, int8, table.norm, head, table.rotary, keys, cached, table.numbers, scale)
+    ends = table.norm.double(), whole(head, scale), table.rotary.double()
+    stored = [each.double() for each in table.keys], [each.double() for each in table.values]
+    return made, DecoderTable(table.embedding.double(), exact, *ends, *stored, table.numbers)
+
+
+@needs_cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", [ROWS, WITH_OPTIONS], ids=["llama", "options"])
+def test_int8_matrices_give_the_logits_of_their_values(case: Pass, dtype: torch.dtype) -> None:
+    """On every instruction set, with the same bits for rows alone."""
+    tokens, positions, _, slots, page_table, lengths, offsets, ancestors, depth = case.nodes
+    exact = run("reference", rounded(case.table(dtype))[1], case.nodes)
+    own = errors(run("reference", rounded(case.table(dtype))[0], case.nodes), exact, float(exact.std()))
+    for isa in range(6):
+
+        def run_on(nodes: tuple[Any, ...], isa: int = isa) -> torch.Tensor:
+            table = rounded(case.table(dtype))[0]
+            assert table.obstacle is None
+            half = dtype == torch.bfloat16
+            return torch.ops.specdec.fused_forward(table.addresses, *nodes, table.vocab_size, half, isa)
+
+        together = run_on(case.nodes)
+        found = errors(together, exact, float(exact.std()))
+        assert all(each < 2 * mine + floor for each, mine, floor in zip(found, own, FLOOR)), (isa, found, own)
+        for row in range(4):
+            part = slice(int(offsets[row]), int(offsets[row + 1]))
+            mine = tokens[part], positions[part], None, slots[part], page_table[row : row + 1], lengths[row : row + 1]
+            trees = torch.tensor([0, part.stop - part.start], dtype=torch.int32), ancestors[part], depth[part]
+            assert torch.equal(run_on((*mine, *trees)), together[part])
+
+
+def test_int8_matrices_without_all_scales_are_refused() -> None:
+    table = rounded(ROWS.table(torch.float32))[0]
+    rest = table.rotary, table.keys, table.values, table.numbers
+    with pytest.raises(ValueError, match="head has dtype"):
+        DecoderTable(table.embedding, table.layers, table.norm, table.head, *rest)
+    assert table.head_scale is not None
+    bare = [replace(each, up_scale=None) for each in table.layers]
+    with pytest.raises(ValueError, match="up_scale"):
+        DecoderTable(table.embedding, bare, table.norm, table.head, *rest, table.head_scale)
+    with pytest.raises(ValueError, match="head_scale has shape"):
+        DecoderTable(table.embedding, table.layers, table.norm, table.head, *rest, table.head_scale[1:])
+    floats = ROWS.table(torch.float32)
+    scaled = [replace(each, up_scale=torch.ones(40)) for each in floats.layers]
+    with pytest.raises(ValueError, match="up_scale is given without head_scale; expected all scales, or none"):
+        DecoderTable(floats.embedding, scaled, floats.norm, floats.head, *rest)
+    turned = [replace(each, down=each.down.t().contiguous().t()) for each in table.layers]
+    other = DecoderTable(table.embedding, turned, table.norm, table.head, *rest, table.head_scale)
+    assert "down has strides" in str(other.obstacle)
 
 
 @needs_cpu

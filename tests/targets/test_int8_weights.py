@@ -7,9 +7,11 @@ import copy
 import pytest
 import torch
 
-from specdec_fast import SamplingParams, load
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, load
 from specdec_fast.loading import load_model
+from specdec_fast.targets.fused_forward import why_not_fused
 from specdec_fast.targets.int8_weights import Int8Linear, quantize_linear_layers
+from specdec_fast.targets.tiny_models import tiny_model
 
 PROMPT = "The quick brown fox"
 
@@ -78,9 +80,27 @@ def test_what_is_refused_before_loading(change: dict[str, str], words: str) -> N
         load("no such model", **change)
 
 
-def test_passes_say_that_int8_weights_are_not_fused() -> None:
-    with load("demo-draft", drafter="none", weights="int8") as engine:
-        assert "q_proj has int8 weights, which the operator does not take" in str(engine.target.why_not_fused)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"])
+def test_fused_passes_read_int8_weights(family: str) -> None:
+    model = tiny_model(family)
+    quantize_linear_layers(model)
+    prompt, params = [5, 6, 7] * 9, SamplingParams(temperature=0, max_new_tokens=20)
+    texts, logits = [], []
+    for fused in (True, False):
+        target = HuggingFaceTarget(copy.deepcopy(model), max_length=64, fused_forward=fused)
+        assert (target.why_not_fused is None) == fused
+        texts.append(Engine(target).generate([prompt], params)[0].tokens)
+        tokens, ends = torch.tensor(prompt), torch.tensor([0, len(prompt)], dtype=torch.int32)
+        assert target.cache.reserve(0, 32)
+        logits.append(target.extend(torch.tensor([0], dtype=torch.int32), tokens, ends, logits=True).logits)
+    assert texts[0] == texts[1]
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+def test_models_with_some_int8_layers_are_not_fused() -> None:
+    model = tiny_model("llama")
+    model.model.layers[0].mlp.up_proj = Int8Linear(model.model.layers[0].mlp.up_proj)
+    assert why_not_fused(model) == "some linear layers have int8 weights and others do not; expected all or none"
 
 
 def test_a_loaded_model_keeps_its_weights() -> None:

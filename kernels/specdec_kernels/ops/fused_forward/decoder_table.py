@@ -15,6 +15,8 @@ from ...dispatch import argument_checks
 _OP = "fused_forward"
 MATRICES = ("query", "key", "value", "out", "gate", "up", "down")
 """Matrices of a layer. The C++ backend takes them all stored by input, or all by output."""
+SCALES = tuple(f"{name}_scale" for name in MATRICES)
+"""Scales of these matrices if they are int8."""
 ACTIVATIONS = ("silu", "gelu_tanh")
 """Activations of the gate, in the order of their numbers in csrc/decoder/fused_forward.h."""
 
@@ -22,6 +24,8 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderLayer:
     """Weights of one layer. A matrix is [outputs, inputs] in any layout, as in a linear layer.
+
+    With scales, float32 [outputs] of all seven matrices, these are int8 (see `batch_invariant_linear_int8`).
 
     Attributes:
         norm: Norm before attention, [hidden].
@@ -41,6 +45,13 @@ class DecoderLayer:
         key_norm: Norm of each key head before its rotation, [width], or None.
         post_norm: Norm of the attention's output before it is added, [hidden], or None.
         mlp_post_norm: Norm of the MLP's output before it is added, [hidden], or None.
+        query_scale: Scale of `query`, or None.
+        key_scale: Scale of `key`, or None.
+        value_scale: Scale of `value`, or None.
+        out_scale: Scale of `out`, or None.
+        gate_scale: Scale of `gate`, or None.
+        up_scale: Scale of `up`, or None.
+        down_scale: Scale of `down`, or None.
         window: Tokens that a query sees, as in `tree_attention`; 0 for all.
         rotary: Index of the rotary table.
     """
@@ -62,6 +73,13 @@ class DecoderLayer:
     key_norm: Tensor | None = None
     post_norm: Tensor | None = None
     mlp_post_norm: Tensor | None = None
+    query_scale: Tensor | None = None
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
+    out_scale: Tensor | None = None
+    gate_scale: Tensor | None = None
+    up_scale: Tensor | None = None
+    down_scale: Tensor | None = None
     window: int = 0
     rotary: int = 0
 
@@ -96,7 +114,8 @@ class DecoderNumbers:
 class DecoderTable:
     """A prepared decoder for `fused_forward`: shapes are checked and addresses read once, at construction.
 
-    All tensors have one dtype and one device, and are kept alive. Make a new table if one of them gets other memory.
+    All tensors but int8 matrices and their scales have one dtype. All have one device, and are kept alive. Make a new
+    table if one of them gets other memory.
 
     Args:
         embedding: [V, hidden].
@@ -108,6 +127,7 @@ class DecoderTable:
         keys: Paged keys of every layer, contiguous [pages, page_size, kv_heads, width].
         values: Paged values of every layer, like `keys`.
         numbers: Constants.
+        head_scale: Scale of an int8 head, float32 [V]. The matrices of all layers are then int8 too. None for floats.
 
     Attributes:
         rotary: The rotary tables, [R, P, width].
@@ -119,7 +139,8 @@ class DecoderTable:
     """
 
     __slots__ = (
-        "addresses", "embedding", "head", "heads", "keys", "layers", "norm", "numbers", "obstacle", "rotary", "values",
+        "addresses", "embedding", "head", "head_scale", "heads", "keys", "layers", "norm", "numbers", "obstacle",
+        "rotary", "values",
     )  # fmt: skip
 
     def __init__(
@@ -132,10 +153,12 @@ class DecoderTable:
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
         numbers: DecoderNumbers,
+        head_scale: Tensor | None = None,
     ) -> None:
         self.embedding, self.layers, self.norm, self.head = embedding, tuple(layers), norm, head
         self.rotary = rotary[None] if rotary.dim() == 2 else rotary
         self.keys, self.values, self.numbers = tuple(keys), tuple(values), numbers
+        self.head_scale = head_scale
         self.heads = self._check()
         self._check_numbers()
         self.addresses = torch.tensor(self._entries(), dtype=torch.int64, device="cpu")
@@ -143,7 +166,7 @@ class DecoderTable:
 
     def __reduce__(self) -> tuple[Callable[..., DecoderTable], tuple[Any, ...]]:
         parts = (self.embedding, self.layers, self.norm, self.head, self.rotary, self.keys, self.values, self.numbers)
-        return DecoderTable, parts  # a copy has addresses of its own
+        return DecoderTable, (*parts, self.head_scale)  # a copy has addresses of its own
 
     @property
     def vocab_size(self) -> int:
@@ -188,7 +211,10 @@ class DecoderTable:
                 "width and heads * width outputs, heads a multiple of kv_heads"
             )
         argument_checks.check_tensor(_OP, "norm", self.norm, dtype, hidden)
-        argument_checks.check_tensor(_OP, "head", self.head, dtype, vocab, hidden)
+        matrices = dtype if self.head_scale is None else torch.int8
+        argument_checks.check_tensor(_OP, "head", self.head, matrices, vocab, hidden)
+        if self.head_scale is not None:
+            argument_checks.check_tensor(_OP, "head_scale", self.head_scale, torch.float32, vocab)
         argument_checks.check_tensor(_OP, "rotary", self.rotary, dtype, "R", "P", width)
         pages = self.keys[0].shape[0]
         for name, cache in [*(("keys", each) for each in self.keys), *(("values", each) for each in self.values)]:
@@ -204,7 +230,13 @@ class DecoderTable:
         for layer in self.layers:
             for name, shape in shapes.items():
                 if getattr(layer, name) is not None or name in _REQUIRED:
-                    argument_checks.check_tensor(_OP, name, getattr(layer, name), dtype, *shape)
+                    kind = matrices if name in MATRICES else dtype
+                    argument_checks.check_tensor(_OP, name, getattr(layer, name), kind, *shape)
+            for name, scale in zip(MATRICES, SCALES):
+                if self.head_scale is not None:
+                    argument_checks.check_tensor(_OP, scale, getattr(layer, scale), torch.float32, shapes[name][0])
+                elif getattr(layer, scale) is not None:
+                    raise ValueError(f"{_OP}: {scale} is given without head_scale; expected all scales, or none")
             if layer.window < 0 or not 0 <= layer.rotary < tables:
                 raise ValueError(
                     f"{_OP}: a layer has window {layer.window} and rotary table {layer.rotary}; expected a window of 0 "
@@ -229,7 +261,7 @@ class DecoderTable:
             return f"the decoder is {self.embedding.dtype}; expected torch.float32 or torch.bfloat16"
         if self.keys[0].shape[3] > 512:
             return f"heads are {self.keys[0].shape[3]} wide; expected at most 512"
-        by_output = _is_by_output(self.layers)
+        by_output = self.head_scale is not None or _is_by_output(self.layers)
         for layer in self.layers:
             for name in MATRICES:
                 matrix = getattr(layer, name)
@@ -237,13 +269,15 @@ class DecoderTable:
                     strides = (matrix.shape[1], 1) if by_output else (1, matrix.shape[0])
                     stored = "output, as all others" if by_output else "input"
                     return f"{name} has strides {matrix.stride()}; expected {strides}: stored by {stored}"
-        if not (self.head.is_contiguous() or self.head.t().is_contiguous()):
+        if not (self.head.is_contiguous() or (self.head_scale is None and self.head.t().is_contiguous())):
             return f"head has strides {self.head.stride()}; expected those of [V, hidden], stored by output or by input"
         rest = [self.embedding, self.norm, self.rotary, *self.keys, *self.values]
         parts = [each for layer in self.layers for each in _weights(layer) if each is not None]
-        rest += [each for each in parts if each.dim() == 1]
+        rest += [each for each in (*parts, self.head_scale) if each is not None and each.dim() == 1]
         if not all(each.is_contiguous() for each in rest):
-            return "the embedding, a norm, a bias, a rotary table or a cache is strided; expected contiguous ones"
+            return (
+                "the embedding, a norm, a bias, a scale, a rotary table or a cache is strided; expected contiguous ones"
+            )
         everywhere = [*rest, self.head, *parts]
         elsewhere = next((str(each.device) for each in everywhere if not each.is_cpu), None)
         if elsewhere is not None:
@@ -259,6 +293,7 @@ class DecoderTable:
         choices = [int(not self.head.is_contiguous()), ACTIVATIONS.index(numbers.activation)]
         floats = (numbers.eps, numbers.scale, numbers.softcap, numbers.logits_softcap, numbers.embedding_scale)
         layout = [int(self.is_bfloat16), int(not _is_by_output(self.layers))]
+        layout.append(0 if self.head_scale is None else self.head_scale.data_ptr())
         bits = struct.unpack("6q", struct.pack("6d", *floats, numbers.norm_offset))
         rows = []
         for layer, keys, values in zip(self.layers, self.keys, self.values):

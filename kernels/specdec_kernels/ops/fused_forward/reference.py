@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
 from ...dispatch import argument_checks
+from ..batch_invariant_linear_int8.reference import batch_invariant_linear_int8
 from ..kv_stage.reference import kv_stage
 from ..tree_attention.reference import check_words, tree_attention
 from .decoder_table import DecoderNumbers, DecoderTable
@@ -73,7 +74,7 @@ def fused_forward(
     down(activation(gate) * up) of a second norm. A last norm and the head follow, for the wanted nodes only.
 
     Biases, norms of query and key heads, norms of what is added, windows, several rotary tables, soft caps and a scale
-    of the embeddings are optional (`DecoderLayer`, `DecoderNumbers`).
+    of the embeddings are optional (`DecoderLayer`, `DecoderNumbers`). Matrices may be int8 with scales.
 
     Args:
         decoder: Weights and caches. Slots of the caches are written.
@@ -111,9 +112,9 @@ def fused_forward(
     for layer, keys, values in zip(decoder.layers, decoder.keys, decoder.values):
         entering.append(stream)
         normed = _norm(stream, layer.norm, numbers)
-        query = linear(normed, layer.query, layer.query_bias).view(nodes, -1, width)
-        key = linear(normed, layer.key, layer.key_bias).view(nodes, -1, width)
-        value = linear(normed, layer.value, layer.value_bias).view(nodes, -1, width)
+        query = _multiply(normed, layer.query, layer.query_scale, layer.query_bias).view(nodes, -1, width)
+        key = _multiply(normed, layer.key, layer.key_scale, layer.key_bias).view(nodes, -1, width)
+        value = _multiply(normed, layer.value, layer.value_scale, layer.value_bias).view(nodes, -1, width)
         query = _rotate(_norm(query, layer.query_norm, numbers), angles[layer.rotary])
         key = _rotate(_norm(key, layer.key_norm, numbers), angles[layer.rotary])
         kv_stage(key[kept], value[kept], keys, values, slots[kept])
@@ -121,18 +122,24 @@ def fused_forward(
         options = {"scale": numbers.scale, "softcap": numbers.softcap, "window": layer.window}
         attended = tree_attention(query, keys, values, *trees, **options)  # type: ignore[arg-type]
         assert isinstance(attended, Tensor)
-        stream = stream + _norm(linear(attended.flatten(1), layer.out, layer.out_bias), layer.post_norm, numbers)
+        mixed = _multiply(attended.flatten(1), layer.out, layer.out_scale, layer.out_bias)
+        stream = stream + _norm(mixed, layer.post_norm, numbers)
         normed = _norm(stream, layer.mlp_norm, numbers)
-        gated = _activate(linear(normed, layer.gate), numbers) * linear(normed, layer.up)
-        stream = stream + _norm(linear(gated, layer.down), layer.mlp_post_norm, numbers)
+        gated = _activate(_multiply(normed, layer.gate, layer.gate_scale), numbers)
+        gated = gated * _multiply(normed, layer.up, layer.up_scale)
+        stream = stream + _norm(_multiply(gated, layer.down, layer.down_scale), layer.mlp_post_norm, numbers)
     final = _norm(stream, decoder.norm, numbers)
-    logits = linear(final if wanted is None else final[wanted], decoder.head)
+    logits = _multiply(final if wanted is None else final[wanted], decoder.head, decoder.head_scale)
     cap = numbers.logits_softcap
     logits = cap * torch.tanh(logits / cap) if cap else logits
     if states is None:
         return logits
     every = [*entering, stream, final]
     return logits, torch.stack([every[state] for state in states]) if states else stream.new_empty(0, *stream.shape)
+
+
+def _multiply(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None = None) -> Tensor:
+    return linear(x, weight, bias) if scale is None else batch_invariant_linear_int8(x, weight, scale, bias)
 
 
 def _norm(x: Tensor, weight: Tensor | None, numbers: DecoderNumbers) -> Tensor:
