@@ -6,7 +6,7 @@ Tests: tests/targets/test_fused_forward.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from specdec_fast.targets.attention import PackedContext
 from specdec_fast.targets.int8_weights import Int8Linear
 from specdec_fast.targets.linear_layers import BatchInvariantLinear
 from specdec_kernels import DecoderLayer, DecoderNumbers, DecoderTable, draft_chain, fused_forward
-from specdec_kernels.ops.fused_forward.decoder_table import MATRICES, SCALES
 
 __all__ = ["FusedForward", "fused_forward", "why_not_fused", "widen_small_model"]
 
@@ -32,6 +31,8 @@ _LAYER_MODULES = {
 }  # fmt: skip
 """Types of modules, as ends of class names behind the family."""
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_SCALES = tuple(each.name for each in fields(DecoderLayer) if each.name.endswith("_scale"))
+_MATRICES = tuple(name.removesuffix("_scale") for name in _SCALES)
 _BIASED = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -269,8 +270,8 @@ def _layer_weights(layer: Any, window: int, rotary: int) -> DecoderLayer:
     return DecoderLayer(
         norm=layer.input_layernorm.weight,
         mlp_norm=before_mlp.weight,
-        **{name: weight for name, (weight, _) in zip(MATRICES, matrices)},
-        **{name: scale for name, (_, scale) in zip(SCALES, matrices)},  # type: ignore[arg-type]
+        **{name: weight for name, (weight, _) in zip(_MATRICES, matrices)},
+        **{name: scale for name, (_, scale) in zip(_SCALES, matrices)},  # type: ignore[arg-type]
         query_bias=attention.q_proj.bias,
         key_bias=attention.k_proj.bias,
         value_bias=attention.v_proj.bias,

@@ -53,7 +53,7 @@ CASES = [
     (["generate", "--file", "/dev/null", "--lines", "--model", "{target}"], ["--file /dev/null: got no prompt"]),
     (["generate", "x" * 3000, "--model", "{target}"], ["prompt: got 3000 tokens", "context limit of 2048"]),
     (
-        ["generate", "x", "--weights", "int8", "--fused-forward", "--model", "{target}"],
+        ["generate", "x", "--dtype", "float64", "--fused-forward", "--model", "{target}"],
         ["error: --fused-forward: cannot be met: ", "(--compile serves every model)"],
     ),
     (["generate", "x", "--temperature", "-1"], ["error: --temperature: got -1.0", "expected 0 (greedy)"]),
