@@ -11,8 +11,8 @@
 namespace specdec {
 
 // Tensors have the decoder's type. Matrices are stored by input, [inputs, outputs], or all by output. A head that is the
-// embedding is stored by output. What follows query_bias may be null. With scales, float32 [outputs] of every matrix and of
-// the head, these are int8 and stored by output. The order is that of DecoderTable.
+// embedding is stored by output. Biases, norms and scales from query_bias on may be null. With scales, float32 [outputs] of
+// every matrix and of the head, these are int8 and stored by output. The order is that of DecoderTable.
 struct DecoderLayer {
   const void* norm;                 // [hidden]
   const void *query, *key, *value;  // [hidden, heads * width], twice [hidden, kv_heads * width]

@@ -196,6 +196,18 @@ BASES = {
 BIASES = {"tie_word_embeddings": True, "num_key_value_heads": 4, "attention_bias": True}
 LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}
 WIDE = {"num_hidden_layers": 1, "intermediate_size": 50, "head_dim": 24, "rms_norm_eps": 0.1}
+
+
+def scales_of_gate_and_up_are_swapped(patch: Patch) -> None:
+    """Rows of int8 weights get scales of another matrix."""
+    with_layers(patch, lambda layer: replace(layer, gate_scale=layer.up_scale, up_scale=layer.gate_scale))
+
+
+def scales_are_those_of_the_row_above(patch: Patch) -> None:
+    with_layers(patch, lambda layer: replace(layer, down_scale=layer.down_scale.roll(1)))
+
+
+INT8 = "test_fused_passes_read_int8_weights"
 MUTANTS: list[tuple[Callable[[Patch], None], str, dict[str, Any]]] = [
     (windows_have_one_token_more, LOGITS, {"family": "mistral", "changes": {}}),
     (windows_have_one_token_less, LOGITS, {"family": "mistral", "changes": {}}),
@@ -207,6 +219,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, dict[str, Any]]] = [
     (post_norms_are_left_out, LOGITS, {"family": "gemma2", "changes": CAPS}),
     (biases_are_left_out, LOGITS, {"family": "qwen2", "changes": {}}),
     (the_output_bias_is_left_out, LOGITS, {"family": "llama", "changes": BIASES}),
+    (scales_of_gate_and_up_are_swapped, INT8, {"family": "llama"}),
+    (scales_are_those_of_the_row_above, INT8, {"family": "gemma3"}),
     (embeddings_are_not_scaled, LOGITS, {"family": "gemma3", "changes": {}}),
     (norms_have_no_offset, LOGITS, {"family": "gemma3", "changes": {}}),
     (scores_are_not_capped, LOGITS, {"family": "gemma2", "changes": CAPS}),
@@ -232,7 +246,8 @@ def test_the_test_fails(
     plant: Callable[[Patch], None], test: str, arguments: dict[str, Any], monkeypatch: Patch
 ) -> None:
     """Without the comparison of logits that targets make when they open, which refuses most of these mistakes."""
-    run = getattr(module_of("targets/test_fused_forward.py"), test)
+    place = "targets/test_int8_weights.py" if test == INT8 else "targets/test_fused_forward.py"
+    run = getattr(module_of(place), test)
     run(**arguments)
     plant(monkeypatch)
     monkeypatch.setattr(load_checks, "check_logits", lambda *_: None)
