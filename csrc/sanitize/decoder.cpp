@@ -101,6 +101,8 @@ void decoder_case(uint64_t seed) {
   d.head_by_input = seed % 3 == 0;
   d.type = seed % 3 == 1 ? Scalar::BFloat16 : Scalar::Float32;
   d.by_input = seed / 3 % 3 != 1;
+  const bool int8 = seed % 4 == 2;  // int8 weights, which are stored by output
+  if (int8) d.by_input = d.head_by_input = false;
   const bool is_float = d.type == Scalar::Float32;
 
   const int64_t rows = between(random, 1, 3);
@@ -146,9 +148,20 @@ void decoder_case(uint64_t seed) {
     blocks.emplace_back(d.type, count, random);
     return blocks.back().data();
   };
+  std::vector<std::vector<int8_t>> bytes;
+  std::vector<std::vector<float>> scales;
+  const auto matrix = [&](int64_t inputs, int64_t outputs, const float*& scale) -> const void* {
+    if (!int8) return values(inputs * outputs);
+    bytes.emplace_back(inputs * outputs);
+    for (int8_t& value : bytes.back()) value = static_cast<int8_t>(between(random, -127, 127));
+    scales.emplace_back(outputs);
+    for (float& value : scales.back()) value = static_cast<float>(between(random, 1, 9)) / 256;
+    scale = scales.back().data();
+    return bytes.back().data();
+  };
   d.embedding = values(d.vocab * d.hidden);
   d.norm = values(d.hidden);
-  d.head = values(d.vocab * d.hidden);
+  d.head = matrix(d.hidden, d.vocab, d.head_scale);
   // half of the decoders are Llamas; the others have some of what DecoderLayer allows beyond
   const auto sometimes = [&](int64_t count) { return seed / 2 % 2 == 0 || between(random, 0, 1) == 0 ? nullptr : values(count); };
   const bool more = seed / 2 % 2 != 0;
@@ -161,10 +174,17 @@ void decoder_case(uint64_t seed) {
   std::vector<DecoderLayer> layers;
   for (int64_t l = 0; l < d.layers; ++l) {
     const int64_t cache = d.pages * d.page_size * d.kv_heads * d.width, attended = d.heads * d.width;
-    const int64_t shared = d.hidden * d.kv_heads * d.width, inner = d.hidden * d.inner;
     const int64_t keys = d.kv_heads * d.width;
-    DecoderLayer layer{values(d.hidden), values(d.hidden * attended), values(shared), values(shared), values(attended * d.hidden), values(d.hidden),
-                       values(inner), values(inner), values(inner)};
+    DecoderLayer layer{};
+    layer.norm = values(d.hidden);
+    layer.query = matrix(d.hidden, attended, layer.query_scale);
+    layer.key = matrix(d.hidden, keys, layer.key_scale);
+    layer.value = matrix(d.hidden, keys, layer.value_scale);
+    layer.out = matrix(attended, d.hidden, layer.out_scale);
+    layer.mlp_norm = values(d.hidden);
+    layer.gate = matrix(d.hidden, d.inner, layer.gate_scale);
+    layer.up = matrix(d.hidden, d.inner, layer.up_scale);
+    layer.down = matrix(d.inner, d.hidden, layer.down_scale);
     layer.query_bias = sometimes(attended);
     layer.key_bias = sometimes(keys);
     layer.value_bias = sometimes(keys);

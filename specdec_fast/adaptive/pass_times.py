@@ -18,6 +18,10 @@ from specdec_fast.interfaces import Target
 PASSES = (1, 2, 4)
 """Small numbers of nodes. A second node may cost more than any later one, since products of one row are special."""
 
+SECONDS, MOST_REPEATS = 0.1, 10
+"""Passes are repeated for so many seconds in all, if that is more than `repeats`, but not more often than this. Passes
+of a millisecond vary more than those of long ones."""
+
 
 def measure_pass_times(target: Target, nodes: Iterable[int] = (*PASSES, 17), repeats: int = 2) -> TimeTable | None:
     """Measures target passes over chains on a free row, and leaves the cache as it was.
@@ -25,7 +29,8 @@ def measure_pass_times(target: Target, nodes: Iterable[int] = (*PASSES, 17), rep
     Args:
         target: The target. Its cache must be free.
         nodes: Numbers of nodes to measure, the root included. Those that the cache has no space for are cut to it.
-        repeats: Passes of each number, of which the fastest counts. One more pass of the largest number comes first.
+        repeats: Fewest passes of each number, in turn with the others. The fastest counts. One more pass of each number
+            comes first, and does not count.
 
     Returns:
         Seconds by number of nodes. None if the cache is in use, or has no space for two.
@@ -35,20 +40,31 @@ def measure_pass_times(target: Target, nodes: Iterable[int] = (*PASSES, 17), rep
     sizes = sorted({min(size, room) for size in nodes})
     if cache.pages.num_used or room < 2 or not cache.reserve(0, sizes[-1]):
         return None
-    device = cache.device
     times = TimeTable(slowdown_rate=0.0)
     try:
         with torch.inference_mode():
-            for number in (sizes[-1], *(size for size in sizes for _ in range(repeats))):
-                draft = Draft.chains([0], [[0] * number], device=device)
-                start = perf_counter()
-                output, _ = target.score(draft, draft.get_plan())
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                seconds = perf_counter() - start
-                assert output.logits is not None
-                times.seconds[number] = min(seconds, times.seconds.get(number, seconds))
+            for number in sizes[::-1]:
+                _time_pass(target, number)
+            began = perf_counter()
+            for done in range(max(repeats, MOST_REPEATS)):
+                if done >= repeats and perf_counter() - began >= SECONDS:
+                    break
+                for number in sizes:
+                    seconds = _time_pass(target, number)
+                    times.seconds[number] = min(seconds, times.seconds.get(number, seconds))
     finally:
         cache.release([0])
     times.keys = sizes
     return times
+
+
+def _time_pass(target: Target, number: int) -> float:
+    """Seconds of a pass over a chain of nodes on row 0."""
+    device = target.cache.device
+    draft = Draft.chains([0], [[0] * number], device=device)
+    start = perf_counter()
+    output, _ = target.score(draft, draft.get_plan())
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    assert output.logits is not None
+    return perf_counter() - start

@@ -16,12 +16,12 @@ class Rest:
     """
 
     def __init__(self) -> None:
-        self.reset()
+        self._next = FIRST
+        self.end()
 
-    def reset(self) -> None:
-        """Ends a pause, and forgets earlier ones."""
-        self._left, self._next = 0, FIRST
-        self._steps, self._balance = 0, 0.0
+    def end(self) -> None:
+        """Ends a pause. The next one is as long as it would have been, so what never gains is seldom tried."""
+        self._left, self._steps, self._balance = 0, 0, 0.0
 
     def takes_part(self) -> bool:
         """Counts a step. Returns whether the part takes part in it."""

@@ -113,7 +113,7 @@ class AutoDrafter:
         """Adds the rows to all drafters. The first row of all ends pauses."""
         if not self._rows:
             for rest in self._rests.values():
-                rest.reset()
+                rest.end()
         self._rows |= {*rows}
         for source in self.sources:
             source.begin(view, rows, prompt_output)

@@ -113,7 +113,7 @@ def load(
         max_length: Most tokens of a request, prompt included. Default: the model's limit, at most 4,096.
         page_size: Tokens of a cache page.
         num_pages: Pages of the cache. Default: enough for `max_rows` requests of full length.
-        compile: Run the forward passes through `torch.compile`.
+        compile: Run the forward passes through `torch.compile`, but none that are fused.
         fused_forward: Run the target's passes as one operator, `specdec_kernels.fused_forward`. None does so where
             possible, unless `compile` is set; the target's `why_not_fused` says why not. Forward hooks that are
             registered later are not called. Draft models use it wherever they can, and a small one of half precision is

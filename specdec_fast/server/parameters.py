@@ -22,6 +22,8 @@ NAMES = {
     "min_tokens": "min_new_tokens",
 }
 """Field of a request -> field of `SamplingParams`."""
+_GREEDY_BELOW = 1e-3
+"""Temperatures above 0 and below this one decode greedily, since `SamplingParams` has no such temperatures."""
 _MOST_LOGPROBS = 20
 _MOST_DIGITS = 10  # of a token id
 
@@ -61,6 +63,8 @@ def read_params(
         raise ValueError("stream_options: got options without a stream; expected stream true")
     given: dict[str, Any] = {"max_new_tokens": max_tokens, "logprobs": logprobs}
     given |= {ours: getattr(request, name) for name, ours in NAMES.items() if getattr(request, name) is not None}
+    if 0 < given.get("temperature", 0) < _GREEDY_BELOW:  # what clients send that may not send 0
+        given["temperature"] = 0.0
     if request.logit_bias is not None:
         given["logit_bias"] = {_token_id(name): value for name, value in request.logit_bias.items()}
     given["grammar"] = _read_grammar(request.response_format, engine.tokenizer, grammar_backend)

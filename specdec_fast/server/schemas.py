@@ -21,7 +21,7 @@ _USE_RESPONSE_FORMAT = "use response_format with type json_schema"
 _USE_TEMPLATE = "pass chat_template_kwargs if the model's chat template reads it"
 _UNSUPPORTED = {
     "audio": "this model generates text alone",
-    "best_of": "use n, and choose among the texts",
+    "best_of": "every text that is made is returned; use n, and choose among them",
     "diversity_penalty": "use n with a temperature",
     "do_sample": "set temperature: 0 decodes greedily, and numbers above 0 sample",
     "early_stopping": "use n with a temperature",
@@ -170,6 +170,8 @@ class GenerationRequest(_Body):
     def _refuse(self, name: str, value: Any) -> None:
         """Refuses a field, unless it changes nothing."""
         if name in _WITHOUT_EFFECT or (name in _ASK_FOR_NOTHING and value == _ASK_FOR_NOTHING[name]):
+            return
+        if name == "best_of" and value == self.n:  # all of the texts that are made
             return
         if name in _UNSUPPORTED:
             raise APIError(400, f"{name}: not supported; {_UNSUPPORTED[name]}", param=name, code="unsupported")

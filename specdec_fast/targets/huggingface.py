@@ -53,7 +53,7 @@ class HuggingFaceTarget:
         num_pages: Size of the pool. None: enough for `max_rows` full rows.
         vocab_size: Valid token ids. None: the rows of the embedding. Pass the tokenizer's size if the embedding is
             padded.
-        compile: Run the forward through torch.compile.
+        compile: Run the forward through torch.compile, unless it is fused.
         fused_forward: Run the forward as one operator (`specdec_kernels.fused_forward`; Llama, Mistral, Qwen 2 and 3,
             and Gemma 1 to 3 in float32 or bfloat16 on a CPU).
             True requires it, None uses it if `why_not_fused` is None.

@@ -5,23 +5,59 @@ from __future__ import annotations
 import pytest
 from oracles.automaton import AutomatonTarget, random_logits
 
+from specdec_fast.adaptive import pass_times
 from specdec_fast.adaptive.budget import Goodput
 from specdec_fast.adaptive.cost_model import DraftOutcome, TimeTable
 from specdec_fast.adaptive.pass_times import measure_pass_times
+from specdec_fast.core.draft import Draft
 
 
 def target(**shape: int) -> AutomatonTarget:
     return AutomatonTarget(random_logits(23, 8, seed=2), **shape)
 
 
-def test_passes_are_measured_and_the_cache_is_left_as_it_was() -> None:
+def test_passes_are_measured_and_the_cache_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model, passes = target(), []
     score = model.score
     model.score = lambda draft, plan, *more: (passes.append(draft.num_nodes), score(draft, plan, *more))[1]  # type: ignore[method-assign]
+    monkeypatch.setattr(pass_times, "SECONDS", 0.0)
     times = measure_pass_times(model, (1, 4, 9), repeats=3)
     assert times is not None and times.keys == [1, 4, 9] and all(times.seconds[size] > 0 for size in times.keys)
-    assert passes == [9, 1, 1, 1, 4, 4, 4, 9, 9, 9], "the first pass warms up"
+    assert passes == [9, 4, 1, *[1, 4, 9] * 3], "the first passes warm up"
     assert model.cache.pages.num_used == 0 and model.cache.lengths.tolist() == [0] * model.cache.max_rows
+
+
+def test_quick_passes_are_repeated_until_their_fastest_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the last repetition is not slow, as on a machine that was busy before."""
+    seconds = iter([1.0] * 3 + [0.004] * 3 * (pass_times.MOST_REPEATS - 1) + [0.001, 0.002, 0.003])
+    now, model = [0.0], target()
+    monkeypatch.setattr(pass_times, "perf_counter", lambda: now[0])
+    score = model.score
+
+    def slow(*arguments: object) -> object:
+        now[0] += next(seconds)
+        return score(*arguments)  # type: ignore[arg-type]
+
+    model.score = slow  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(pass_times, "SECONDS", 0.2)
+    times = measure_pass_times(model, (1, 4, 9))
+    assert times is not None and times.seconds == pytest.approx({1: 0.001, 4: 0.002, 9: 0.003})
+    assert next(seconds, None) is None
+
+
+def test_long_passes_are_repeated_no_more_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, model, passes = [0.0], target(), []
+    monkeypatch.setattr(pass_times, "perf_counter", lambda: now[0])
+    score = model.score
+
+    def slow(draft: Draft, *arguments: object) -> object:
+        now[0] += 1.0
+        passes.append(draft.num_nodes)
+        return score(draft, *arguments)  # type: ignore[arg-type]
+
+    model.score = slow  # type: ignore[method-assign, assignment]
+    assert measure_pass_times(model, (1, 4), repeats=2) is not None
+    assert passes == [4, 1, *[1, 4] * 2]
 
 
 def test_numbers_are_cut_to_the_space_of_the_cache() -> None:

@@ -55,11 +55,22 @@ def test_a_gain_makes_the_next_pause_short_again() -> None:
     assert paused(rest) == FIRST
 
 
-def test_reset_ends_a_pause() -> None:
+def test_a_pause_that_is_ended_leaves_the_next_one_as_long() -> None:
     rest = Rest()
     window(rest, 1.0, 0.0)
     assert not rest.takes_part()
-    rest.reset()
+    rest.end()
+    assert rest.takes_part()
+    window(rest, 1.0, 0.0)
+    assert paused(rest) == 2 * FIRST
+
+
+def test_an_ended_pause_begins_a_new_window() -> None:
+    rest = Rest()
+    for _ in range(WINDOW - 1):
+        rest.add(1.0, 0.0)
+    rest.end()
+    rest.add(1.0, 0.0)
     assert rest.takes_part()
 
 

@@ -27,6 +27,8 @@ def params(**fields: Any) -> SamplingParams:
     [
         ("temperature", 0.5, "temperature", 0.5),
         ("temperature", 0, "temperature", 0),
+        ("temperature", 1e-8, "temperature", 0),  # of clients that may not send 0
+        ("temperature", 0.001, "temperature", 0.001),
         ("top_p", 0.9, "top_p", 0.9),
         ("top_k", 7, "top_k", 7),
         ("top_k", -1, "top_k", 0),

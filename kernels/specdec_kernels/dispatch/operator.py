@@ -21,6 +21,7 @@ from torch.compiler import is_compiling
 from ..overlay import Overlay, check_overlay
 from ..unknown_names import hint
 from . import debug_mode
+from .argument_types import explain_wrong_type
 from .backend_request import FROM_ENVIRONMENT, REQUEST, BackendRequest
 from .devices import find_first_tensor
 from .registry import OPS, unknown_operator
@@ -183,14 +184,19 @@ class Op:
         """Runs the operator on the selected backend. Parameters and results are those of the reference."""
         if is_compiling():
             return self._call_traced(*args, **kwargs)
-        if self._takes_memory and not _MEMORY_ARGUMENTS.isdisjoint(kwargs):
-            return self._call_with_memory(*args, **kwargs)
-        self.last_backend, run = self._select_backend(args, kwargs)
         try:
+            if self._takes_memory and not _MEMORY_ARGUMENTS.isdisjoint(kwargs):
+                return self._call_with_memory(*args, **kwargs)
+            self.last_backend, run = self._select_backend(args, kwargs)
             return run(*args, **kwargs)
-        except RuntimeError as error:  # torch 2.15 raises the same type for every C++ exception
-            if str(error).startswith(self.name):
+        except (AttributeError, IndexError, RuntimeError, StopIteration, TypeError) as error:
+            # torch 2.15 raises RuntimeError for every C++ exception
+            if isinstance(error, RuntimeError) and str(error).startswith(self.name):
                 raise ValueError(str(error)) from None
+            own = {name: value for name, value in kwargs.items() if name not in _MEMORY_ARGUMENTS}
+            words = explain_wrong_type(self.name, self.reference, args, own)
+            if words is not None:
+                raise ValueError(words) from error
             raise
 
     def with_data_check(self, launch: Callable[..., Any]) -> Callable[..., Any]:
