@@ -40,17 +40,18 @@ def measure_pass_times(target: Target, nodes: Iterable[int] = (*PASSES, 17), rep
     sizes = sorted({min(size, room) for size in nodes})
     if cache.pages.num_used or room < 2 or not cache.reserve(0, sizes[-1]):
         return None
+    device = cache.device
     times = TimeTable(slowdown_rate=0.0)
     try:
         with torch.inference_mode():
             for number in sizes[::-1]:
-                _time_pass(target, number)
+                _time_pass(target, number, device)
             began = perf_counter()
             for done in range(max(repeats, MOST_REPEATS)):
                 if done >= repeats and perf_counter() - began >= SECONDS:
                     break
                 for number in sizes:
-                    seconds = _time_pass(target, number)
+                    seconds = _time_pass(target, number, device)
                     times.seconds[number] = min(seconds, times.seconds.get(number, seconds))
     finally:
         cache.release([0])
@@ -58,9 +59,8 @@ def measure_pass_times(target: Target, nodes: Iterable[int] = (*PASSES, 17), rep
     return times
 
 
-def _time_pass(target: Target, number: int) -> float:
+def _time_pass(target: Target, number: int, device: torch.device) -> float:
     """Seconds of a pass over a chain of nodes on row 0."""
-    device = target.cache.device
     draft = Draft.chains([0], [[0] * number], device=device)
     start = perf_counter()
     output, _ = target.score(draft, draft.get_plan())

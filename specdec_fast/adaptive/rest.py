@@ -8,6 +8,10 @@ WINDOW = 8
 FIRST, LONGEST = 16, 128
 """Steps of the first pause and of the longest one. Each pause after another is twice as long."""
 
+SHARE = 0.01
+"""A window may lose this share of the time of itself and of the pause after it. A pause that is too short is prolonged,
+since steps of a millisecond do not bear what longer ones do."""
+
 
 class Rest:
     """Decides in which steps a part takes part.
@@ -30,18 +34,20 @@ class Rest:
             return False
         return True
 
-    def add(self, cost: float, gain: float) -> None:
+    def add(self, cost: float, gain: float, step: float) -> None:
         """Adds a step in which the part took part. A window that gained ends a pause.
 
         Args:
             cost: Seconds that the part needed.
             gain: Seconds that its drafts are expected to save.
+            step: Seconds of a step without drafts.
         """
         self._steps, self._balance = self._steps + 1, self._balance + gain - cost
         if self._steps < WINDOW:
             return
         if self._balance < 0:
-            self._left, self._next = self._next, min(2 * self._next, LONGEST)
+            needed = int(-self._balance / (SHARE * max(step, 1e-9))) - WINDOW
+            self._left, self._next = min(max(self._next, needed), LONGEST), min(2 * self._next, LONGEST)
         else:
             self._left, self._next = 0, FIRST
         self._steps, self._balance = 0, 0.0

@@ -5,8 +5,8 @@ then shows how far each proposal was right, whether it was scored or not, so acc
 confidence without extra target passes. Seconds of target passes are measured when the drafter is built and corrected in
 every step. A step scores the nodes with the most expected tokens per second, or none. A drafter that may miss steps
 pauses while it costs more time than its nodes are expected to save. Its share of the time around the drafters counts as
-its cost. A drafter with a method `ends_rest(view, rows)` observes all steps, is asked in a pause, and takes part in the
-step if that returns True.
+its cost. A drafter with a method `ends_rest(view, rows)` observes steps of its pauses, is asked in them, and takes part in
+the step if that returns True. Where all drafters pause, it sees one step in four, so a pause costs next to nothing.
 Tests: tests/drafters/test_auto.py and the contract suite.
 """
 
@@ -26,6 +26,7 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, DrafterParts, Needs, Rng, StateView, TargetOutput
 
 _MARGIN = 0.02  # required gain over a plain step, as a share of the speed
+_SEEN = 4  # where all drafters pause, they see one of so many steps
 _FRUGAL = {"recycling": {"learn_prompts": False}}  # options that keep a drafter from costing target passes
 Tree = tuple[list[int], list[int]]  # tokens and parents, the root first
 
@@ -85,6 +86,8 @@ class AutoDrafter:
         # accepted tokens by source and level of confidence: all of them, and the latest
         self._accepted: dict[tuple[int, int], tuple[Lengths, Lengths]] = {}
         self._last: Draft | None = None
+        self._plain: tuple[int, ...] = ()  # rows of a step in which none of them has a draft
+        self._paused_steps, self._unseen = 0, False
         self._proposals: list[list[_Proposal]] = []  # by row
         self._started = 0.0
         self._rests = {at: Rest() for at, source in enumerate(of) if getattr(source, "may_rest", False)}
@@ -118,26 +121,31 @@ class AutoDrafter:
         for source in self.sources:
             source.begin(view, rows, prompt_output)
 
-    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
-        """Joins the nodes that pay, of the proposals of all drafters."""
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft | None:
+        """Joins the nodes that pay, of the proposals of all drafters. None if they propose nothing, or pause."""
         began = perf_counter()
+        self._last, self._plain = None, tuple(rows)
         self._costs = [0.0] * len(self.sources)
-        self._resting = {
-            at for at, rest in self._rests.items() if not rest.takes_part() and not self._woken(at, view, rows)
-        }
+        self._resting = {at for at, rest in self._rests.items() if not rest.takes_part()}
+        resting = len(self._resting) == len(self.sources)
+        self._paused_steps += resting
+        self._unseen = resting and self._paused_steps % _SEEN > 0
+        if not self._unseen:
+            self._resting = {at for at in self._resting if not self._woken(at, view, rows)}
         if len(self._resting) == len(self.sources):
-            self._last = Draft.chains(rows, [view.tokens(row)[-1:] for row in rows], device=view.device)
             self._started = perf_counter()
-            return self._last
+            return None
         limits = [min(limit, self.num_draft_tokens) for limit in budget.nodes]
         by_source = [self._propose_all(at, view, rows, limits, rng) for at in range(len(self.sources))]
-        self._proposals = [list(own) for own in zip(*by_source)]
-        granted = self._grant(limits)
-        trees = [
-            _join([(own.tree, count) for own, count in zip(proposals, counts)])
-            for proposals, counts in zip(self._proposals, granted)
-        ]
-        self._last = Draft.trees(rows, trees, device=view.device)
+        if any(len(own.depths) > 1 for source in by_source for own in source):
+            self._proposals = [list(own) for own in zip(*by_source)]
+            granted = self._grant(limits)
+            if any(map(any, granted)):
+                trees = [
+                    _join([(own.tree, count) for own, count in zip(proposals, counts)])
+                    for proposals, counts in zip(self._proposals, granted)
+                ]
+                self._last, self._plain = Draft.trees(rows, trees, device=view.device), ()
         self._started = perf_counter()
         self._shared_cost = self._started - began - sum(self._costs)
         return self._last
@@ -232,19 +240,24 @@ class AutoDrafter:
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         """Learns how far each proposal was right, and lets the drafters observe the step."""
+        if self._unseen:
+            self._plain, self._resting, self._unseen = (), set(), False
+            return
         began, active = perf_counter(), [at for at in range(len(self.sources)) if at not in self._resting]
-        if draft is self._last:
+        is_own = draft is self._last or (self._plain and self._plain == draft.host_rows())
+        if is_own:
             self.pass_times.add(draft.num_nodes, began - self._started)
-            if self._proposals:
-                self._learn(draft, acceptance)
+        if is_own and self._proposals:
+            self._learn(draft, acceptance)
         shared = (self._shared_cost + perf_counter() - began) / max(len(active), 1)
         for at, source in enumerate(self.sources):
             started = perf_counter()
             if at in active or hasattr(source, "ends_rest"):
                 source.observe(view, draft, acceptance, output)
             if at in active and at in self._rests and self.pass_times.prior is not None:
-                self._rests[at].add(self._costs[at] + shared + perf_counter() - started, self._saved[at])
-        self._last, self._proposals, self._resting, self._shared_cost = None, [], set(), 0.0
+                cost = self._costs[at] + shared + perf_counter() - started
+                self._rests[at].add(cost, self._saved[at], self.pass_times.seconds_at(draft.num_rows))
+        self._last, self._plain, self._proposals, self._resting, self._shared_cost = None, (), [], set(), 0.0
         self._costs, self._saved = [0.0] * len(self.sources), [0.0] * len(self.sources)
 
     def _learn(self, draft: Draft, acceptance: Acceptance) -> None:

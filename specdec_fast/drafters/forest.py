@@ -152,6 +152,7 @@ class ForestDrafter:
                 Budget([share[at] for share in shares]),
                 replace(rng, first_draw=rng.first_draw + (at << 16)),
             )
+            or Draft.chains(rows, [[view.tokens(row)[-1]] for row in rows], device=view.device)
             for at, source in enumerate(self.sources)
         ]
         dists, first = _concat_draft_distributions([draft.dists for draft in drafts])

@@ -48,9 +48,9 @@ class _Row:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Appends new committed tokens."""
-        new = tokens[len(self.automaton) :]
-        self.automaton.extend(new)
-        self.text += new
+        if new := tokens[len(self.automaton) :]:
+            self.automaton.extend(new)
+            self.text += new
 
 
 class SuffixDrafter:

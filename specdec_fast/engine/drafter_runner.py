@@ -314,7 +314,7 @@ class DrafterRunner:
     def _propose_contained(
         self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng
     ) -> Draft | None:
-        """The draft of the rows at `places`, without those on which the drafter fails; None if no row is left."""
+        """The draft of the rows at `places`, without those on which the drafter fails; None if no row has any."""
         try:
             return self._propose_checked(view, rows, places, limits, rng)
         except Exception as error:
@@ -336,18 +336,17 @@ class DrafterRunner:
 
     def _propose_checked(
         self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng
-    ) -> Draft:
-        """Asks the drafter for the rows at `places`, and checks the draft."""
+    ) -> Draft | None:
+        """Asks the drafter for the rows at `places`, and checks the draft. None if it proposes nothing."""
         assert self.drafter is not None
         if len(places) < len(rows):
             rng = Rng(select_entries(rng.seeds, places), select_entries(rng.positions, places))
         budget, own = Budget([limits[at] for at in places]), [rows[at] for at in places]
         draft = self.drafter.propose(view, own, budget, rng)
-        self._check_draft(view, own, budget, draft)
-        return draft
+        return None if draft is None else self._check_draft(view, own, budget, draft)
 
-    def _check_draft(self, view: StateView, rows: Sequence[int], budget: Budget, draft: Draft) -> None:
-        """Raises ValueError for a draft on which target, rule or cache would fail."""
+    def _check_draft(self, view: StateView, rows: Sequence[int], budget: Budget, draft: Draft) -> Draft:
+        """Returns the draft. Raises ValueError if target, rule or cache would fail on it."""
         # Values on a GPU are checked only if the drafter works on the host: other checks would wait for the device.
         assert self.drafter is not None
         who, needs = f"drafter {self.drafter.name}", self.drafter.needs
@@ -362,6 +361,7 @@ class DrafterRunner:
         draft.check(self._vocab_size, {row: view.tokens(row)[-1] for row in rows}, wait=needs.host_tokens)
         if getattr(self._rule, "uses_q", False):
             draft.check_no_dropped_samples(self._rule.name)
+        return draft
 
     def _give_up(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
         """Stops drafting for rows. The drafter keeps their data until they leave."""

@@ -104,7 +104,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft | None:
         """Proposes a tree for each row. Node 0 is the root, the newest committed token.
 
         Args:
@@ -114,7 +114,8 @@ class Drafter(Protocol):
             rng: Keys of the random numbers, in the order of `rows`.
 
         Returns:
-            A draft for exactly these rows, on `view.device`. A row without proposals has its root alone.
+            A draft for exactly these rows, on `view.device`. A row without proposals has its root alone. None if no row
+            has any: `observe` then gets the draft of roots that the engine makes, which costs less.
         """
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from specdec_fast.adaptive.rest import FIRST, LONGEST, WINDOW, Rest
+from specdec_fast.adaptive.rest import FIRST, LONGEST, SHARE, WINDOW, Rest
 
 
 def paused(rest: Rest) -> int:
@@ -16,9 +16,9 @@ def paused(rest: Rest) -> int:
     return steps
 
 
-def window(rest: Rest, cost: float, gain: float) -> None:
+def window(rest: Rest, cost: float, gain: float, step: float = 1e4) -> None:
     for _ in range(WINDOW):
-        rest.add(cost, gain)
+        rest.add(cost, gain, step)
 
 
 def test_a_part_that_gains_never_pauses() -> None:
@@ -30,10 +30,10 @@ def test_a_part_that_gains_never_pauses() -> None:
 
 def test_the_sum_over_a_window_decides() -> None:
     rest = Rest()
-    rest.add(1.0, 2.0 * WINDOW)
+    rest.add(1.0, 2.0 * WINDOW, 1e4)
     for _ in range(WINDOW - 1):
         assert rest.takes_part()
-        rest.add(1.0, 0.0)
+        rest.add(1.0, 0.0, 1e4)
     assert paused(rest) == 0
 
 
@@ -43,6 +43,15 @@ def test_pauses_double_up_to_the_longest() -> None:
         window(rest, 1.0, 0.5)
         lengths.append(paused(rest))
     assert lengths == [FIRST, 2 * FIRST, 4 * FIRST, LONGEST, LONGEST, LONGEST]
+
+
+def test_a_pause_is_prolonged_until_the_loss_is_a_small_share() -> None:
+    """Each step of the window lost a tenth of a step of 2 seconds, and SHARE is a hundredth: 80 steps in all."""
+    rest = Rest()
+    window(rest, 0.5, 0.3, step=2.0)
+    assert abs(paused(rest) + WINDOW - 0.1 * WINDOW / SHARE) <= 1
+    window(rest, 1.0, 0.0, step=1.0)
+    assert paused(rest) == LONGEST
 
 
 def test_a_gain_makes_the_next_pause_short_again() -> None:
@@ -68,9 +77,9 @@ def test_a_pause_that_is_ended_leaves_the_next_one_as_long() -> None:
 def test_an_ended_pause_begins_a_new_window() -> None:
     rest = Rest()
     for _ in range(WINDOW - 1):
-        rest.add(1.0, 0.0)
+        rest.add(1.0, 0.0, 1e4)
     rest.end()
-    rest.add(1.0, 0.0)
+    rest.add(1.0, 0.0, 1e4)
     assert rest.takes_part()
 
 

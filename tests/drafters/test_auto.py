@@ -198,36 +198,58 @@ def test_a_source_that_saves_time_never_pauses() -> None:
 
 
 def test_a_pausing_source_is_woken_where_it_says_so() -> None:
-    """Pauses of the first window: the 16 steps after 8. The source asks to take part in two of them."""
+    """Pauses of the first window: the 16 steps after 8. The source is asked in one of four, and takes part in two."""
     idle, asked = Counted(wrong), []
 
     def ends_rest(view: Any, rows: Any) -> bool:
         asked.append(len(view.tokens(rows[0])) - len(PROMPT))
-        return len(asked) in (3, 5)
+        return len(asked) in (1, 3)
 
     idle.may_rest, idle.ends_rest = True, ends_rest  # type: ignore[attr-defined]
     run(auto(idle, pass_times=times(1.0, 2.0, 8.0)), count=24)
-    assert asked == list(range(8, 23)) and idle.calls == 8 + 2
+    assert asked == [11, 15, 19] and idle.calls == 8 + 2
 
 
 def test_a_step_in_which_all_sources_rest_is_a_plain_one() -> None:
-    """Nothing is asked, joined or learned in it. Its time counts as that of a plain pass."""
+    """Nothing is asked, joined or learned in it. The time of one in four counts as that of a plain pass."""
     idle, timed, granted = Counted(wrong), [], []
     idle.may_rest = True  # type: ignore[attr-defined]
     made = auto(idle, pass_times=times(1.0, 2.0, 8.0))
     made.pass_times.add, grant = lambda number, seconds: timed.append(number), made._grant
     made._grant = lambda limits: granted.append(limits) or grant(limits)
     run(made, count=20)
-    assert len(granted) == idle.calls == 8 and timed == [1] * 19
+    assert len(granted) == idle.calls == 8 and timed == [1] * (8 + 11 // 4)
 
 
-def test_a_resting_source_that_can_be_woken_observes_all_steps() -> None:
-    """Its memory has the ends of texts that end in a pause."""
+def test_a_step_without_proposals_is_a_plain_one() -> None:
+    """The engine makes its draft. The sources still observe it."""
+
+    class Silent(Counted):
+        seen = 0
+
+        def grow_trees(self, view: Any, rows: Any, limits: Any, rng: Any) -> Any:
+            trees = super().grow_trees(view, rows, limits, rng)
+            return [(tokens[:1], parents[:1]) for tokens, parents in trees]
+
+        def observe(self, *given: Any) -> None:
+            self.seen += 1
+
+    silent, granted, proposed = Silent(oracle), [], []
+    made = auto(silent, pass_times=times(1.0, 1.0, 1.0))
+    propose = made.propose
+    made._grant = granted.append
+    made.propose = lambda *given: proposed.append(propose(*given)) or proposed[-1]
+    steps = run(made, count=10).stats.steps
+    assert proposed == [None] * (steps - 1) and granted == [] and silent.seen == steps
+
+
+def test_a_resting_source_that_can_be_woken_observes_one_step_in_four() -> None:
+    """It sees the last step of a text of full length too, so its memory has the end of the text."""
     idle, seen = Counted(wrong), []
     idle.may_rest, idle.ends_rest = True, lambda view, rows: False  # type: ignore[attr-defined]
-    idle.observe = lambda *given: seen.append(given)  # type: ignore[method-assign]
-    handle = run(auto(idle, pass_times=times(1.0, 2.0, 8.0)), count=20)
-    assert idle.calls == 8 and len(seen) == handle.stats.steps
+    idle.observe = lambda view, *given: seen.append(view.length(0) - len(PROMPT))  # type: ignore[method-assign]
+    run(auto(idle, pass_times=times(1.0, 2.0, 8.0)), count=20)
+    assert idle.calls == 8 and seen == [*range(1, 9), 12, 16, 20]
 
 
 def test_pauses_end_with_the_last_request() -> None:

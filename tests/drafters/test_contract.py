@@ -188,7 +188,9 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
 
 @torch.inference_mode()
 def proposal(made: Any, state: DecodeState, rows: list[int], limits: list[int]) -> Draft:
-    draft: Draft = made.propose(state, rows, Budget(limits), state.rng(rows))
+    draft: Draft | None = made.propose(state, rows, Budget(limits), state.rng(rows))
+    if draft is None:  # the engine makes it then
+        draft = Draft.chains(rows, [state.tokens(row)[-1:] for row in rows], device=state.device)
     return draft
 
 

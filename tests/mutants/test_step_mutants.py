@@ -24,7 +24,7 @@ Patch = pytest.MonkeyPatch
 def with_sums(patch: Patch, change: Callable[[Any, float, float], tuple[float, float]]) -> None:
     """Changes cost and gain of a step before they are added."""
     add = Rest.add
-    patch.setattr(Rest, "add", lambda self, cost, gain: add(self, *change(self, cost, gain)))
+    patch.setattr(Rest, "add", lambda self, cost, gain, step: add(self, *change(self, cost, gain), step))
 
 
 def parts_never_pause(patch: Patch) -> None:
@@ -75,8 +75,25 @@ def pauses_depend_on_other_parts(patch: Patch) -> None:
 
 def pauses_outlive_requests(patch: Patch) -> None:
     """A request that begins alone does not end the pauses of earlier ones."""
-    reset = Rest.reset
-    patch.setattr(Rest, "reset", lambda self: None if hasattr(self, "_left") else reset(self))
+    end = Rest.end
+    patch.setattr(Rest, "end", lambda self: None if hasattr(self, "_left") else end(self))
+
+
+def losses_do_not_prolong_pauses(patch: Patch) -> None:
+    """Pauses are as short on a model whose steps take a millisecond as on any other."""
+    add = Rest.add
+    patch.setattr(Rest, "add", lambda self, cost, gain, step: add(self, cost, gain, 1e9))
+
+
+def ended_pauses_are_forgotten(patch: Patch) -> None:
+    """What never gains is tried as often in the next request as in the first."""
+    end = Rest.end
+
+    def broken(self: Any) -> None:
+        end(self)
+        self._next = FIRST
+
+    patch.setattr(Rest, "end", broken)
 
 
 def a_pausing_source_proposes(patch: Patch) -> None:
@@ -254,6 +271,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (pauses_stay_long, REST, "test_a_gain_makes_the_next_pause_short_again", ()),
     (pauses_depend_on_other_parts, REST, "test_equal_costs_and_gains_give_equal_pauses", ()),
     (pauses_outlive_requests, AUTO, "test_pauses_end_with_the_last_request", ()),
+    (losses_do_not_prolong_pauses, REST, "test_a_pause_is_prolonged_until_the_loss_is_a_small_share", ()),
+    (ended_pauses_are_forgotten, REST, "test_a_pause_that_is_ended_leaves_the_next_one_as_long", ()),
     (a_pausing_source_proposes, AUTO, "test_a_source_that_may_rest_pauses_while_it_saves_nothing", ()),
     (a_pausing_source_is_not_asked, AUTO, "test_a_pausing_source_is_woken_where_it_says_so", ()),
     (missed_tokens_are_not_seen, SUFFIX, "test_a_long_match_ends_a_pause_of_steps_that_were_not_seen", ()),
