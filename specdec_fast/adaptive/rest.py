@@ -9,8 +9,8 @@ FIRST, LONGEST = 16, 128
 """Steps of the first pause and of the longest one. Each pause after another is twice as long."""
 
 SHARE = 0.01
-"""A window may lose this share of the time of itself and of the pause after it. A pause that is too short is prolonged,
-since steps of a millisecond do not bear what longer ones do."""
+"""A window should lose at most this share of the time of itself and of the pause after it. A pause that is too short is
+prolonged up to `LONGEST`, since steps of a millisecond do not bear what longer ones do."""
 
 
 class Rest:
@@ -20,17 +20,17 @@ class Rest:
     """
 
     def __init__(self) -> None:
-        self._next = FIRST
+        self._next, self._left, self._owed = FIRST, 0, 0
         self.end()
 
     def end(self) -> None:
-        """Ends a pause. The next one is as long as it would have been, so what never gains is seldom tried."""
-        self._left, self._steps, self._balance = 0, 0, 0.0
+        """Ends a pause, but for the steps that make up for its window. The next one is as long as without this call."""
+        self._left, self._steps, self._balance = self._owed, 0, 0.0
 
     def takes_part(self) -> bool:
         """Counts a step. Returns whether the part takes part in it."""
         if self._left:
-            self._left -= 1
+            self._left, self._owed = self._left - 1, max(self._owed - 1, 0)
             return False
         return True
 
@@ -46,8 +46,8 @@ class Rest:
         if self._steps < WINDOW:
             return
         if self._balance < 0:
-            needed = int(-self._balance / (SHARE * max(step, 1e-9))) - WINDOW
-            self._left, self._next = min(max(self._next, needed), LONGEST), min(2 * self._next, LONGEST)
+            self._owed = min(max(int(-self._balance / (SHARE * max(step, 1e-9))) - WINDOW, 0), LONGEST)
+            self._left, self._next = max(self._next, self._owed), min(2 * self._next, LONGEST)
         else:
-            self._left, self._next = 0, FIRST
+            self._left, self._owed, self._next = 0, 0, FIRST
         self._steps, self._balance = 0, 0.0

@@ -5,8 +5,9 @@ then shows how far each proposal was right, whether it was scored or not, so acc
 confidence without extra target passes. Seconds of target passes are measured when the drafter is built and corrected in
 every step. A step scores the nodes with the most expected tokens per second, or none. A drafter that may miss steps
 pauses while it costs more time than its nodes are expected to save. Its share of the time around the drafters counts as
-its cost. A drafter with a method `ends_rest(view, rows)` observes steps of its pauses, is asked in them, and takes part in
-the step if that returns True. Where all drafters pause, it sees one step in four, so a pause costs next to nothing.
+its cost. A drafter may have a method `ends_rest(view, rows)`. It is then asked in its pauses and observes their steps, and
+takes part in a step for which the method returns True. Where all drafters pause, these methods see one step in four, so
+a pause costs next to nothing. `catch_up(view, rows)`, if there is one, gets the rest before a row leaves.
 Tests: tests/drafters/test_auto.py and the contract suite.
 """
 
@@ -88,6 +89,7 @@ class AutoDrafter:
         self._last: Draft | None = None
         self._plain: tuple[int, ...] = ()  # rows of a step in which none of them has a draft
         self._paused_steps, self._unseen = 0, False
+        self._view: StateView | None = None
         self._proposals: list[list[_Proposal]] = []  # by row
         self._started = 0.0
         self._rests = {at: Rest() for at, source in enumerate(of) if getattr(source, "may_rest", False)}
@@ -124,8 +126,8 @@ class AutoDrafter:
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft | None:
         """Joins the nodes that pay, of the proposals of all drafters. None if they propose nothing, or pause."""
         began = perf_counter()
-        self._last, self._plain = None, tuple(rows)
-        self._costs = [0.0] * len(self.sources)
+        self._last, self._plain, self._view = None, tuple(rows), view
+        self._forget_step()
         self._resting = {at for at, rest in self._rests.items() if not rest.takes_part()}
         resting = len(self._resting) == len(self.sources)
         self._paused_steps += resting
@@ -257,7 +259,12 @@ class AutoDrafter:
             if at in active and at in self._rests and self.pass_times.prior is not None:
                 cost = self._costs[at] + shared + perf_counter() - started
                 self._rests[at].add(cost, self._saved[at], self.pass_times.seconds_at(draft.num_rows))
-        self._last, self._plain, self._proposals, self._resting, self._shared_cost = None, (), [], set(), 0.0
+        self._last, self._plain, self._resting = None, (), set()
+        self._forget_step()
+
+    def _forget_step(self) -> None:
+        """Drops proposals, costs and savings of a step, also of one that failed before it was observed."""
+        self._proposals, self._shared_cost = [], 0.0
         self._costs, self._saved = [0.0] * len(self.sources), [0.0] * len(self.sources)
 
     def _learn(self, draft: Draft, acceptance: Acceptance) -> None:
@@ -278,6 +285,8 @@ class AutoDrafter:
         with ExitStack() as leaving:
             for source in self.sources:
                 leaving.callback(source.release, rows)
+                if self._view is not None and hasattr(source, "catch_up"):
+                    leaving.callback(source.catch_up, self._view, rows)  # called before `release`
 
     def forget(self) -> None:
         """Makes the drafters drop the data that they share between requests."""

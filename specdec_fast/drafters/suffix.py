@@ -85,7 +85,7 @@ class SuffixDrafter:
     name = "suffix"
     needs = Needs(topology="tree", host_tokens=True)
     level_rates = (0.2, 0.25, 0.4, 0.6, 0.8, 0.9)
-    may_rest = True  # it observes all steps, since it has `ends_rest`
+    may_rest = True
 
     def __init__(
         self,
@@ -175,11 +175,17 @@ class SuffixDrafter:
             trees.append(([text[-1], *tokens], [-1, *parents]))
         return trees
 
+    def catch_up(self, view: StateView, rows: Sequence[int]) -> None:
+        """Adds tokens of steps that were not observed."""
+        for row in rows:
+            if row in self._rows:
+                self._rows[row].extend(view.tokens(row))
+
     def ends_rest(self, view: StateView, rows: Sequence[int]) -> bool:
         """Returns whether one of the rows ends with a long match, so that a pause should end (see `AutoDrafter`)."""
+        self.catch_up(view, rows)
         for row in rows:
             own = self._rows[row]
-            own.extend(view.tokens(row))
             match = own.automaton.match()
             if match < _LONG and self.memory is not None and len(self.memory):
                 match = self.memory.grow(own.text[-_CONTEXT:], 1, _CONTEXT, *self._how, None)[3]
@@ -198,8 +204,7 @@ class SuffixDrafter:
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         """Adds the committed tokens to the rows' automata."""
-        for row in draft.host_rows():
-            self._rows[row].extend(view.tokens(row))
+        self.catch_up(view, draft.host_rows())
 
     def release(self, rows: Sequence[int]) -> None:
         """Drops the automata of these rows, and adds their texts to the shared ones."""

@@ -160,9 +160,8 @@ class DrafterRunner:
         """
         most = [self.max_draft_nodes(self._running[row]) for row in rows]
         limits = self._budget_limits(rows, most)
-        self._step_drafts = None
+        self._step_drafts = draft = None
         roots = [view.tokens(row)[-1] for row in rows]
-        draft = None
         if any(limits):
             places = list(range(len(rows)))
             if self._given_up:
@@ -170,12 +169,13 @@ class DrafterRunner:
                 places = [at for at in places if rows[at] in served]
             draft = self._propose_contained(view, rows, places, limits, rng)
         if draft is None:
-            return Draft.chains(rows, [[root] for root in roots], device=view.device)
-        whole = draft if draft.num_rows == len(rows) else draft.with_missing_rows(rows, roots)
+            whole = Draft.chains(rows, [[root] for root in roots], device=view.device)
+        else:
+            whole = draft if draft.num_rows == len(rows) else draft.with_missing_rows(rows, roots)
+            self._step_drafts = draft, whole
         for row, limit, count in zip(rows, limits, whole.counts):
             if limit:
                 self.record_draft_size(self._running[row], count - 1)
-        self._step_drafts = draft, whole
         return whole
 
     def record_draft_size(self, handle: Handle, drafted: int) -> None:

@@ -74,6 +74,17 @@ def test_a_pause_that_is_ended_leaves_the_next_one_as_long() -> None:
     assert paused(rest) == 2 * FIRST
 
 
+def test_a_pause_that_is_ended_goes_on_until_its_window_is_made_up_for() -> None:
+    """Short requests, each of which ends the pause before it, cost no more than a long one."""
+    rest = Rest()
+    window(rest, 0.5, 0.3, step=2.0)
+    owed = round(0.1 * WINDOW / SHARE) - WINDOW
+    for at in range(owed):
+        assert not rest.takes_part(), at
+        rest.end()
+    assert rest.takes_part()
+
+
 def test_an_ended_pause_begins_a_new_window() -> None:
     rest = Rest()
     for _ in range(WINDOW - 1):

@@ -252,6 +252,46 @@ def test_a_resting_source_that_can_be_woken_observes_one_step_in_four() -> None:
     assert idle.calls == 8 and seen == [*range(1, 9), 12, 16, 20]
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_sources_catch_up_before_a_row_leaves(rows: int) -> None:
+    """A text may end in a step that they have not seen, as at an end of sequence or when a client leaves."""
+    idle, known = Counted(wrong), {}
+    idle.may_rest, idle.ends_rest = True, lambda view, rows: False  # type: ignore[attr-defined]
+    idle.catch_up = lambda view, rows: known.update({row: list(view.tokens(row)) for row in rows})  # type: ignore[attr-defined]
+    released = []
+    idle.release = lambda rows: released.extend((row, known.get(row)) for row in rows)  # type: ignore[method-assign]
+    engine = Engine(target(), auto(idle, pass_times=times(1.0, 2.0, 8.0)))
+    handles = [engine.submit(PROMPT, SamplingParams(temperature=0, max_new_tokens=40)) for _ in range(rows)]
+    for _ in range(14):
+        engine.step()
+    for handle in handles:
+        engine.cancel(handle)
+    assert released == [(row, [*PROMPT, *handle.tokens]) for row, handle in enumerate(handles)]
+
+
+def test_what_a_failed_step_left_is_not_learned() -> None:
+    """A step that proposes nothing follows one that was never observed."""
+    made, learned = auto(Counted(oracle), pass_times=times(1.0, 1.0, 1.0)), []
+    made._learn = lambda *given: learned.append(made._proposals)
+    engine = Engine(target(), made)
+    handle = engine.submit(PROMPT, SamplingParams(temperature=0, max_new_tokens=6))
+    score, fails = engine.target.score, [True]
+
+    def failing(*given: Any) -> Any:
+        if fails and fails.pop():
+            made.sources[0].guess = lambda text: []
+            raise RuntimeError("the pass failed")
+        return score(*given)
+
+    engine.target.score = failing  # type: ignore[method-assign]
+    while not handle.finished:
+        try:
+            engine.step()
+        except RuntimeError:
+            continue
+    assert not fails and learned == []
+
+
 def test_pauses_end_with_the_last_request() -> None:
     idle = Counted(wrong)
     idle.may_rest = True  # type: ignore[attr-defined]

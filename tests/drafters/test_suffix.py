@@ -60,6 +60,16 @@ def test_the_longest_match_proposes_and_bounds_the_depth() -> None:
     assert Row(suffix(), [1, 2, 3]).tree() == ([], []) == Row(suffix(), text).tree(0)
 
 
+def test_texts_that_leave_after_steps_that_were_not_seen_are_remembered_whole() -> None:
+    made = suffix(shared=True)
+    first = Row(made, [30])
+    first.state.append([first.row], [[1, 2, 3, 4, 5, 6]])
+    made.catch_up(first.state, [first.row, 1])  # no request is in row 1
+    first.finish()
+    second = Row(made, [31, 1, 2, 3, 4])
+    assert second.tree(2) == ([5, 6], [0, 1])
+
+
 def test_a_long_match_ends_a_pause_of_steps_that_were_not_seen() -> None:
     """Tokens of steps that the drafter missed are in its automaton when it is asked."""
     row = Row(suffix(), [1, 2, 3, 4, 5, 6])

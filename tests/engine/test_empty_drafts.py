@@ -21,20 +21,22 @@ LENGTHS = (5, 17)
 
 
 class Silent:
-    """A drafter that proposes `count` roots alone, then one token in every step."""
+    """A drafter that proposes `count` roots alone, or None, then one token in every step."""
 
     name = "silent"
     num_draft_tokens = 2
 
-    def __init__(self, needs: Needs, count: int = 1000) -> None:
-        self.needs, self.count = needs, count
+    def __init__(self, needs: Needs, count: int = 1000, roots: bool = True) -> None:
+        self.needs, self.count, self.roots = needs, count, roots
 
     def begin(self, *_: Any) -> None: ...
     def observe(self, *_: Any) -> None: ...
     def release(self, *_: Any) -> None: ...
 
-    def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Draft:
+    def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Draft | None:
         self.count -= 1
+        if self.count >= 0 and not self.roots:
+            return None
         tail = [7] if self.count < 0 else []
         return Draft.chains(
             rows, [[view.tokens(row)[-1], *(tail if limit else [])] for row, limit in zip(rows, budget.nodes)]
@@ -55,9 +57,10 @@ def run(drafter: Any, *lengths: int, params: SamplingParams = GREEDY, **options:
     return handles
 
 
+@pytest.mark.parametrize("roots", [True, False])
 @pytest.mark.parametrize("needs", [Needs(own_cache=True), Needs(aux_hidden_states=("final_norm",))])
-def test_a_silent_model_is_counted_once_per_request_and_logged_once(needs: Needs, warned: Any) -> None:
-    handles = run(Silent(needs), *LENGTHS)
+def test_a_silent_model_is_counted_once_per_request_and_logged_once(needs: Needs, roots: bool, warned: Any) -> None:
+    handles = run(Silent(needs, roots=roots), *LENGTHS)
     assert [each.stats.faults for each in handles] == [1, 1]
     assert len(warned()) == 1 and "drafter silent drafted nothing in 8 steps" in warned()[0]
 

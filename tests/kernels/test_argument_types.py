@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import specdec_kernels
-from specdec_kernels import batch_invariant_linear, kv_commit
+from specdec_kernels import CacheTable, batch_invariant_linear, kv_commit
 from specdec_kernels.dispatch.argument_types import explain_wrong_type
 from specdec_kernels.dispatch.registry import OPS
 
@@ -23,7 +23,7 @@ assert specdec_kernels
 def test_operators_name_arguments_that_are_no_tensors(name: str, value: Any) -> None:
     operator = OPS[name]
     required = [each for each, about in inspect.signature(operator).parameters.items() if about.default is about.empty]
-    with pytest.raises(ValueError, match=r"(expected|no tensor)"):
+    with pytest.raises(ValueError, match=rf"^{name.removesuffix('_overlay')}: .*(expected|no tensor)"):
         operator(**dict.fromkeys(required, value))
 
 
@@ -33,6 +33,21 @@ def test_the_message_names_the_argument_and_what_it_is() -> None:
         batch_invariant_linear(x, weight.tolist())
     with pytest.raises(ValueError, match="kv_commit: caches is list of float; expected a list of tensors"):
         kv_commit([1.0], *[torch.zeros(1)] * 5)
+
+
+def test_caches_of_a_table_are_no_wrong_argument() -> None:
+    caches = CacheTable([torch.zeros(2, 4, 1, 8)], [torch.zeros(2, 4, 1, 8)])
+    with pytest.raises(ValueError, match="kv_commit: page_table is list of int; expected a tensor$"):
+        kv_commit(caches, [1], *[torch.zeros(1, dtype=torch.int32)] * 4)
+
+
+def test_memory_that_runs_out_is_no_wrong_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*given: Any, **named: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(batch_invariant_linear, "_select_backend", lambda args, kwargs: ("cpu", run_out))
+    with pytest.raises(torch.OutOfMemoryError):
+        batch_invariant_linear([1.0], torch.zeros(3, 2))
 
 
 def test_a_wrong_call_stays_a_type_error() -> None:
@@ -64,6 +79,7 @@ T = torch.zeros(2)
         ((T, (T, T), [T], T), None),
         (([1], (T, T), [T]), "op: one is list of int; expected a tensor"),
         ((T, (T,), [T]), "op: pair is tuple of Tensor; expected a tuple of 2 tensors"),
+        ((T, [T, T], [T]), None),
         ((T, (T, None), [T]), "op: pair is tuple of Tensor, NoneType; expected a tuple of 2 tensors"),
         ((T, (T, T), [T, 1]), "op: many is list of Tensor, int; expected a list of tensors"),
         ((T, (T, T), [], 3), "op: maybe is int; expected a tensor"),

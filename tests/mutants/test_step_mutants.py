@@ -96,6 +96,22 @@ def ended_pauses_are_forgotten(patch: Patch) -> None:
     patch.setattr(Rest, "end", broken)
 
 
+def losses_are_forgotten_between_requests(patch: Patch) -> None:
+    """Each short request tries again what costs too much."""
+    end = Rest.end
+
+    def broken(self: Any) -> None:
+        self._owed = 0
+        end(self)
+
+    patch.setattr(Rest, "end", broken)
+
+
+def failed_steps_are_learned(patch: Patch) -> None:
+    """Proposals of a step that was never observed are compared with the tokens of the next one."""
+    patch.setattr(AutoDrafter, "_forget_step", lambda self: None)
+
+
 def a_pausing_source_proposes(patch: Patch) -> None:
     """A pause saves nothing, since the source is called all the same."""
     propose = AutoDrafter._propose_all
@@ -273,6 +289,13 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (pauses_outlive_requests, AUTO, "test_pauses_end_with_the_last_request", ()),
     (losses_do_not_prolong_pauses, REST, "test_a_pause_is_prolonged_until_the_loss_is_a_small_share", ()),
     (ended_pauses_are_forgotten, REST, "test_a_pause_that_is_ended_leaves_the_next_one_as_long", ()),
+    (
+        losses_are_forgotten_between_requests,
+        REST,
+        "test_a_pause_that_is_ended_goes_on_until_its_window_is_made_up_for",
+        (),
+    ),
+    (failed_steps_are_learned, AUTO, "test_what_a_failed_step_left_is_not_learned", ()),
     (a_pausing_source_proposes, AUTO, "test_a_source_that_may_rest_pauses_while_it_saves_nothing", ()),
     (a_pausing_source_is_not_asked, AUTO, "test_a_pausing_source_is_woken_where_it_says_so", ()),
     (missed_tokens_are_not_seen, SUFFIX, "test_a_long_match_ends_a_pause_of_steps_that_were_not_seen", ()),

@@ -22,13 +22,13 @@ def explain_wrong_type(
         kwargs: Keyword arguments of the call.
 
     Returns:
-        A sentence about the first argument of the wrong type. None if there is none.
-
-    Raises:
-        TypeError: If the call lacks arguments, or has too many.
+        A sentence about the first argument of the wrong type. None if there is none, if the call lacks arguments or has
+        too many, or if the annotations cannot be read.
     """
-    given = signature(function).bind(*args, **kwargs).arguments
-    expected = get_type_hints(function)
+    try:
+        given, expected = signature(function).bind(*args, **kwargs).arguments, get_type_hints(function)
+    except (NameError, TypeError):
+        return None
     for name, value in given.items():
         if name in expected and not _fits(value, expected[name]):
             got = type(value).__name__
@@ -42,10 +42,11 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a value has a type, as far as that is checked."""
     of, origin = get_args(hint), get_origin(hint)
     if origin is tuple and of[-1:] != (...,):
-        return isinstance(value, tuple) and len(value) == len(of) and all(map(_fits, value, of))
+        return isinstance(value, (list, tuple)) and len(value) == len(of) and all(map(_fits, value, of))
     if origin in (tuple, list, Sequence, Iterable):
-        inside = isinstance(value, (list, tuple)) and all(_fits(each, of[0]) for each in value)
-        return inside or (origin is Sequence and of[0] is Tensor and isinstance(value, Tensor))  # its first axis
+        if isinstance(value, (list, tuple)):
+            return all(_fits(each, of[0]) for each in value)
+        return not isinstance(value, str) and hasattr(value, "__getitem__")  # also what is read as a sequence
     if of:
         return any(_fits(value, each) for each in of)
     return not _is_checked(hint) or isinstance(value, hint)

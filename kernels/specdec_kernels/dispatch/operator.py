@@ -195,7 +195,7 @@ class Op:
                 raise ValueError(str(error)) from None
             own = {name: value for name, value in kwargs.items() if name not in _MEMORY_ARGUMENTS}
             words = explain_wrong_type(self.name, self.reference, args, own)
-            if words is not None:
+            if words is not None and not isinstance(error, torch.OutOfMemoryError):
                 raise ValueError(words) from error
             raise
 
