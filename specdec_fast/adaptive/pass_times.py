@@ -19,8 +19,8 @@ PASSES = (1, 2, 4)
 """Small numbers of nodes. A second node may cost more than any later one, since products of one row are special."""
 
 SECONDS, MOST_REPEATS = 0.1, 10
-"""Rounds of passes are repeated until so many seconds have passed: at least `repeats` of them, at most so many. Passes of a
-millisecond vary more than long ones."""
+"""Rounds of passes are repeated until so many seconds have passed: at least `repeats` of them, at most so many. Passes
+of a millisecond vary more than long ones."""
 
 
 def measure_pass_times(target: Target, nodes: Iterable[int] = (*PASSES, 17), repeats: int = 2) -> TimeTable | None:

@@ -21,7 +21,7 @@ class Rest:
 
     def __init__(self) -> None:
         self._next, self._left, self._owed = FIRST, 0, 0
-        self.end()
+        self._steps, self._balance = 0, 0.0
 
     def end(self) -> None:
         """Ends a pause, but for the steps that make up for its window. The next one is as long as without this call."""

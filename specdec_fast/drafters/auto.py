@@ -5,9 +5,9 @@ then shows how far each proposal was right, whether it was scored or not, so acc
 confidence without extra target passes. Seconds of target passes are measured when the drafter is built and corrected in
 every step. A step scores the nodes with the most expected tokens per second, or none. A drafter that may miss steps
 pauses while it costs more time than its nodes are expected to save. Its share of the time around the drafters counts as
-its cost. A drafter may have a method `ends_rest(view, rows)`. It is then asked in its pauses and observes their steps, and
-takes part in a step for which the method returns True. Where all drafters pause, these methods see one step in four, so
-a pause costs next to nothing. `catch_up(view, rows)`, if there is one, gets the rest before a row leaves.
+its cost. A drafter may have a method `ends_rest(view, rows)`. It is then asked in its pauses, observes their steps, and
+takes part in a step for which the method returns True. Where all drafters pause, they see one step in four, so a pause
+costs next to nothing. `catch_up(view, rows)`, if there is one, gets the rest before a row leaves.
 Tests: tests/drafters/test_auto.py and the contract suite.
 """
 

@@ -29,15 +29,15 @@ def test_operators_name_arguments_that_are_no_tensors(name: str, value: Any) -> 
 
 def test_the_message_names_the_argument_and_what_it_is() -> None:
     x, weight = torch.zeros(1, 2), torch.zeros(3, 2)
-    with pytest.raises(ValueError, match="batch_invariant_linear: weight is list of list; expected a tensor$"):
+    with pytest.raises(ValueError, match=r"batch_invariant_linear: weight is list of list; expected a tensor$"):
         batch_invariant_linear(x, weight.tolist())
     with pytest.raises(ValueError, match="kv_commit: caches is list of float; expected a list of tensors"):
         kv_commit([1.0], *[torch.zeros(1)] * 5)
 
 
 def test_caches_of_a_table_are_no_wrong_argument() -> None:
-    caches = CacheTable([torch.zeros(2, 4, 1, 8)], [torch.zeros(2, 4, 1, 8)])
-    with pytest.raises(ValueError, match="kv_commit: page_table is list of int; expected a tensor$"):
+    caches = CacheTable([torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8)])
+    with pytest.raises(ValueError, match=r"kv_commit: page_table is list of int; expected a tensor$"):
         kv_commit(caches, [1], *[torch.zeros(1, dtype=torch.int32)] * 4)
 
 

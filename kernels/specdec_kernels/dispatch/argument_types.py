@@ -65,7 +65,9 @@ def _in_words(hint: Any) -> str:
     origin = get_origin(hint)
     if origin in (tuple, list, Sequence, Iterable):
         inside = " and ".join(dict.fromkeys(_in_words(each).removeprefix("a ") + "s" for each in of))
-        return f"a tuple of {len(of)} {inside}" if origin is tuple and of == [*get_args(hint)] else f"a list of {inside}"
+        return (
+            f"a tuple of {len(of)} {inside}" if origin is tuple and of == [*get_args(hint)] else f"a list of {inside}"
+        )
     if of:
         return " or ".join(dict.fromkeys(map(_in_words, of)))
     return "a tensor" if hint is Tensor else f"a {getattr(hint, '__name__', hint)}"
