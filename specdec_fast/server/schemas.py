@@ -21,7 +21,7 @@ _USE_RESPONSE_FORMAT = "use response_format with type json_schema"
 _USE_TEMPLATE = "pass chat_template_kwargs if the model's chat template reads it"
 _UNSUPPORTED = {
     "audio": "this model generates text alone",
-    "best_of": "every text that is made is returned; use n, and choose among them",
+    "best_of": "leave it out or use n, since every text that is made is returned; choose among them",
     "diversity_penalty": "use n with a temperature",
     "do_sample": "set temperature: 0 decodes greedily, and numbers above 0 sample",
     "early_stopping": "use n with a temperature",
