@@ -20,6 +20,7 @@ _VALUES = {"kernels", "kernels/unknown_names", "core", "sampling", "interfaces"}
 _PARTS = _VALUES | {"trees", "adaptive", "cache", "targets", "heads", "retrieval", "draft_runners"}
 _ENGINE = _PARTS | {"rules", "drafters", "engine", "extras"}
 _APPLICATIONS = _ENGINE | {"loading", "tune", "lab", "train", "integrations", "front", "server"}
+_APPLICATIONS |= {"embedding", "integrations/transformers", "integrations/vllm", "integrations/sglang"}
 MAY_IMPORT: dict[str, set[str]] = {
     # the operators: they do not import the engine, and only torch and triton from outside
     "kernels/unknown_names": set(),  # messages about names, for packages that use no operator
@@ -58,10 +59,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tune": _ENGINE,
     "loading": _ENGINE | {"tune"},
     "lab": _VALUES | {"engine", "rules", "kernels/testing"},
-    "integrations": {"extras", "kernels/unknown_names", "retrieval"},
+    "integrations": {"extras", "kernels/unknown_names", "retrieval"},  # grammars
+    # adapters to the stacks that serve models: each knows this project and one of them
+    "embedding": _VALUES | {"trees", "rules"},
+    "integrations/transformers": _ENGINE | {"loading"},
+    "integrations/vllm": _VALUES | {"embedding", "extras", "retrieval", "drafters"},
+    "integrations/sglang": _VALUES | {"embedding", "extras"},
     "train": _PARTS | {"extras", "loading", "engine"},  # engine/prompts.py: texts begin as prompts do
     "server": {"core", "sampling", "engine", "integrations", "front"},
-    "front": _ENGINE | {"loading"},  # specdec_fast/__init__.py: names only, resolved on first use
+    "front": _ENGINE | {"loading", "embedding"},  # specdec_fast/__init__.py: names only, resolved on first use
     "commands": _APPLICATIONS | {"kernels/dispatch", "kernels/inspection", "kernels/testing", "kernels/triton_shared"},
     "cli": {"commands", "core", "front"},
     "__main__": {"cli"},
@@ -121,12 +127,15 @@ def imports_of(module: str, path: Path, known: set[str]) -> Iterator[Import]:
 def layer_of(module: str) -> str | None:
     """The layer of one of our modules; None for a module that has none."""
     package, _, rest = module.partition(".")
-    part = rest.partition(".")[0]
+    part, _, below = rest.partition(".")
     if package == "specdec_kernels":
         inner = f"kernels/{part}"
         return inner if inner in MAY_IMPORT else "kernels"
     if not part:
         return "front"
+    inner = f"{part}/{below.partition('.')[0]}"
+    if inner in MAY_IMPORT:
+        return inner
     return part if part in MAY_IMPORT else None
 
 
@@ -230,6 +239,7 @@ PLANTED = [
     ("specdec_fast/engine/engine.py", "from specdec_fast.cli import main", "engine imports"),
     ("specdec_fast/lab/report.py", "from specdec_fast.tune import x", "lab imports"),
     ("specdec_fast/integrations/a.py", "from specdec_kernels import x", "integrations imports specdec_kernels,"),
+    ("specdec_fast/integrations/vllm/a.py", "import specdec_fast.engine.engine", "integrations/vllm imports"),
     ("specdec_fast/stuff/thing.py", "", "has no layer"),
 ]
 
