@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_fast.commands import options
-from specdec_fast.commands.json_output import print_json
 from specdec_fast.extras import require
 from specdec_fast.lab import DRAFTERS
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from specdec_fast.sampling.params import SamplingParams
 
 _WORK = "Work"
+_ENGINES = "Other engines"
+_DRAWS = 1_000_000
 _PROMPTS = 4
 _LENGTHS = (16, 48, 96)
 _ROWS = 8  # greedy texts decoded at once
@@ -55,8 +56,14 @@ def lab(
     ] = None,
     draft_tokens: options.DraftTokens = None,
     draws: Annotated[
-        int, typer.Option("--draws", "-N", help="Draws per text position.", rich_help_panel=_WORK)
-    ] = 1_000_000,
+        int | None,
+        typer.Option(
+            "--draws",
+            "-N",
+            help="Draws per text position (default: 1,000,000), or texts of another engine (4,000).",
+            rich_help_panel=_WORK,
+        ),
+    ] = None,
     prompts: Annotated[
         int | None,
         typer.Option(
@@ -92,7 +99,41 @@ def lab(
         Path | None,
         typer.Option("--ledger", help="File that accumulates the evidence of many runs.", rich_help_panel=_WORK),
     ] = None,
-    temperature: options.Temperature = 1.0,
+    other_engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            help="Test the sampling of another engine instead: transformers, vllm or callable.",
+            rich_help_panel=_ENGINES,
+        ),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(help="Setting of that engine; repeat it for several (default: all).", rich_help_panel=_ENGINES),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            help="Interpreter in which that engine is installed (default: this one).", rich_help_panel=_ENGINES
+        ),
+    ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FACTORY",
+            help="Factory of your own sampler, with --engine callable.",
+            rich_help_panel=_ENGINES,
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--temperature",
+            "-T",
+            help="Sampling temperature; 0 is greedy (default: 1, or 0.9 with --engine).",
+            rich_help_panel=options.SAMPLING,
+        ),
+    ] = None,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
@@ -109,20 +150,32 @@ def lab(
     The report has exact distributions, a million draws per position, greedy texts and plots. Needs the extra `lab`.
     """
     require("lab", "lab")
-    from specdec_fast.commands import open_engine
+    from specdec_fast.commands import lab_engines, lab_summary, open_engine
     from specdec_fast.commands.terminal_output import make_console
     from specdec_fast.lab.run import Lab
     from specdec_fast.lab.sequential_test import Ledger
     from specdec_fast.lab.simulator import layout_for
     from specdec_fast.sampling.params import SamplingParams
 
-    if draws < 1:
+    if draws is not None and draws < 1:
         raise ValueError(f"--draws: got {draws}; expected at least 1")
     if file is not None and (prompts is not None or recorded is not None):
         other = "recorded" if prompts is None else "prompts"
         raise ValueError(f"--file with --{other}: got both; expected one of them")
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: got {out}, which is a file; expected a folder or a new name")
+    lab_engines.check_options(other_engine, setting, sampler, python)
+    console = make_console(stderr=True)
+    if other_engine is not None:
+        with _progress(console) as progress:
+            lab_engines.test_engine(
+                other_engine, setting or (), out=out, python=python, sampler=sampler, draws=draws or lab_engines.DRAWS,
+                samplings=lab_engines.samplings_of(temperature, top_k, top_p), seed=seed or 1, as_json=as_json,
+                console=console, progress=progress,
+            )  # fmt: skip
+        return
+    draws = _DRAWS if draws is None else draws
+    temperature = 1.0 if temperature is None else temperature
     if pick is not None and (recorded is not None or temperature == 0):
         raise ValueError(
             "--pick: got it without sampled drafts of this run; drop --pick, or --recorded and --temperature 0"
@@ -138,7 +191,6 @@ def lab(
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_new_tokens=max(_LENGTHS), seed=seed or 0
     )
-    console = make_console(stderr=True)
     kept = Ledger.open(ledger)
     run = Lab(out, seed=kept.next_seed if ledger is not None else params.seed or 0)
     items = _items(prompts, file, lines)  # raises before models are loaded
@@ -174,7 +226,7 @@ def lab(
                 _measure(run, engine, params, work, None if ledger is None else kept)
         except KeyboardInterrupt:
             _interrupted(run, work, out, console)
-    _finish(run, as_json, console)
+    lab_summary.finish(run, as_json, console)
 
 
 class _Work:
@@ -318,52 +370,3 @@ def _interrupted(run: Lab, work: _Work, out: Path, console: Console) -> None:
         words += "; results before the draws are not kept (--no-exact skips the longest part of them)"
     console.print(words, soft_wrap=True)
     raise typer.Exit(130)
-
-
-def _finish(run: Lab, as_json: bool, console: Console) -> None:
-    """Writes the report, prints its summary, and exits with status 1 if a check failed."""
-    from specdec_fast.lab.report import finite, write_report
-
-    page = write_report(run)
-    failures = run.failures
-    if as_json:
-        print_json(finite(run.as_dict()))
-    else:
-        for line in _summary(run):
-            print(line)
-        print(f"report: {page}")
-    for line in failures:
-        console.print(f"specdec: {line}", soft_wrap=True)
-    if failures:
-        raise typer.Exit(1)
-
-
-def _summary(run: Lab) -> Iterator[str]:
-    """Yields the lines of the summary."""
-    from specdec_fast.commands.terminal_output import counted
-    from specdec_fast.lab.run import LEVEL
-
-    if run.exact:
-        worst = max(each.error for each in run.exact)
-        yield f"exact: {len(run.exact)} distributions enumerated, largest error {worst:.1e}"
-        yield f"closed forms: {len(run.expected)}, same keys: {sum(each.compared for each in run.agreement):,} rows"
-    if run.greedy:
-        same = sum(each.identical for each in run.greedy)
-        yield f"greedy: {same} of {len(run.greedy)} texts identical"
-    for row in run.summaries:
-        name = row.get("place", f"context {row.get('context')}")
-        yield f"{name}: {row['draws']:,} draws, distance at most {row['certified_distance']:.4f} (99.9%)"
-    if run.summaries:
-        yield "distance: an upper bound at this confidence, no estimate; more draws make it smaller"
-    if run.judged:
-        lowest = min(each.test.p_value for each in run.judged)
-        rejected = sum(each.rejected for each in run.judged)
-        bound = f"rejected below {LEVEL / len(run.judged):.2g}"
-        yield f"tests: {len(run.judged)}, {rejected} rejected, smallest p {lowest:.3g} ({bound})"
-    if run.mutants:
-        killed = sum(each.killed for each in run.mutants)
-        yield f"mutants: {killed} of {len(run.mutants)} killed; planted in the engine: {len(run.planted)} checks"
-    if run.ledger is not None:
-        yield f"ledger: {counted(run.ledger.runs, 'run')}, ln E = {run.ledger.log_total():.2f}"
-    for note in run.notes:
-        yield f"note: {note}"

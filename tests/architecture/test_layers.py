@@ -20,7 +20,7 @@ _VALUES = {"kernels", "kernels/unknown_names", "core", "sampling", "interfaces"}
 _PARTS = _VALUES | {"trees", "adaptive", "cache", "targets", "heads", "retrieval", "draft_runners"}
 _ENGINE = _PARTS | {"rules", "drafters", "engine", "extras"}
 _APPLICATIONS = _ENGINE | {"loading", "tune", "lab", "train", "integrations", "front", "server"}
-_APPLICATIONS |= {"embedding", "integrations/transformers", "integrations/vllm", "integrations/sglang"}
+_APPLICATIONS |= {"embedding", "integrations/transformers", "integrations/vllm", "integrations/sglang", "lab/engines"}
 MAY_IMPORT: dict[str, set[str]] = {
     # the operators: they do not import the engine, and only torch and triton from outside
     "kernels/unknown_names": set(),  # messages about names, for packages that use no operator
@@ -59,6 +59,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tune": _ENGINE,
     "loading": _ENGINE | {"tune"},
     "lab": _VALUES | {"engine", "rules", "kernels/testing"},
+    # its scripts run in other interpreters and take what they need of this project by name
+    "lab/engines": {"lab", "kernels/unknown_names"},
     "integrations": {"extras", "kernels/unknown_names", "retrieval"},  # grammars
     # adapters to the stacks that serve models: each knows this project and one of them
     "embedding": _VALUES | {"trees", "rules"},

