@@ -45,6 +45,20 @@ class Pair:
     prompts: list[list[int]]
     greedy: list[list[int]]
 
+    @classmethod
+    def load(cls, folder: Path) -> Pair:
+        """Reads what `scripts/build_pairs.py` wrote.
+
+        Args:
+            folder: Folder of one pair.
+
+        Returns:
+            The pair.
+        """
+        texts = json.loads((folder / "texts.json").read_text())
+        models = {kind: str(folder / kind) for kind in ("target", "draft")}
+        return cls(models, texts["prompt"], np.load(folder / "logits.npy"), texts["prompts"], texts["greedy"])
+
 
 @dataclass(frozen=True)
 class Job:
@@ -156,10 +170,7 @@ def build_pair(folder: Path, name: str, python: str = sys.executable) -> Pair:
         EngineFailed: If the packages of the interpreter cannot build it.
     """
     _run(python, "build_pairs.py", [str(folder), name])
-    here = folder / name
-    texts = json.loads((here / "texts.json").read_text())
-    models = {kind: str(here / kind) for kind in ("target", "draft")}
-    return Pair(models, texts["prompt"], np.load(here / "logits.npy"), texts["prompts"], texts["greedy"])
+    return Pair.load(folder / name)
 
 
 def record(
