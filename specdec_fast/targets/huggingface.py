@@ -26,6 +26,7 @@ from specdec_fast.targets.model_state import unchanged_on_error
 from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
 from specdec_fast.targets.output_scaling import OutputScaling, find_output_scaling
 from specdec_fast.targets.packed_forward import build_packed_forward
+from specdec_fast.targets.sharding import find_ranks
 from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.torch_compile import compile_forward
 from specdec_fast.targets.weight_changes import WeightChanges
@@ -61,6 +62,7 @@ class HuggingFaceTarget:
     Attributes:
         cache: The paged cache.
         vocab_size: Valid token ids.
+        ranks: The processes that compute the model together. None if this process has it whole.
         num_layers: Decoder layers.
         context_limit: Positions that the model supports.
         has_default_length: Whether `max_length` was not given, so that it is 4,096 at most.
@@ -87,16 +89,14 @@ class HuggingFaceTarget:
         fused_forward: bool | None = False,
     ) -> None:
         check_supported(model)
-        capacities = {
-            "max_rows": max_rows,
-            "max_length": 4096 if max_length is None else max_length,
-            "page_size": page_size,
-        }
+        length = 4096 if max_length is None else max_length
+        capacities = {"max_rows": max_rows, "max_length": length, "page_size": page_size}
         for name, value in capacities.items():
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
                 raise ValueError(f"{name}: got {value!r}; expected at least 1, as an integer")
         self.has_default_length = max_length is None
         attention.register()
+        self.ranks = find_ranks(model, compile)
         self.lease = ModelLease(model)
         with self.lease.opening(), unchanged_on_error(model), without_autocast(model.device):
             self._open(model.eval(), capacities, num_pages, vocab_size, compile, fused_forward)
@@ -108,6 +108,8 @@ class HuggingFaceTarget:
         must not be used any more. Calling it twice is harmless.
         """
         self.lease.release()
+        if self.ranks is not None:
+            self.ranks.close()
 
     def _open(
         self,
@@ -187,9 +189,8 @@ class HuggingFaceTarget:
             except ValueError as error:
                 self.why_not_fused, self._logits = str(error), self._plain_logits
         if self.why_not_fused is not None and fused:
-            raise ValueError(
-                f"fused_forward: got True, but {self.why_not_fused}; leave it out (compile=True serves every model)"
-            )
+            other = "compile=True serves every model" if self.ranks is None else "such a model runs as it is"
+            raise ValueError(f"fused_forward: got True, but {self.why_not_fused}; leave it out ({other})")
         if self.why_not_fused is not None and compile:
             self._logits = compile_forward(self._plain_logits)
 

@@ -1,0 +1,119 @@
+"""The processes that compute one model together: what they tell each other beside the model's own passes.
+
+A model whose weights are sharded over processes has one engine in each. Passes of all engines wait for each other, so
+the engines must take the same decisions. `Ranks` shares a number once, and compares a few numbers in every step. It
+uses a group of its own, on the CPU, whose waits end soon. Tests: tests/engine/test_tensor_parallel.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+WAIT = 25.0
+"""Seconds that a process waits for the others when they compare, and when they connect."""
+
+_LOST_WORDS = ("gloo", "nccl", "connection", "socket", "process group", "store", "timed out", "timeout")
+"""What errors of collective operations speak of, in small letters."""
+
+
+class RanksError(RuntimeError):
+    """Processes that compute one model together are out of step, or one of them has ended."""
+
+
+class Ranks:
+    """The processes of one sharded model, seen from one of them.
+
+    Every process makes the same calls in the same order.
+
+    Args:
+        group: The process group over which the weights are sharded.
+
+    Attributes:
+        size: Number of processes.
+        rank: Place of this process among them.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        import torch.distributed as dist
+
+        self._dist: Any = dist
+        self._members = dist.get_process_group_ranks(group)
+        self.size, self.rank = len(self._members), dist.get_rank(group)
+        self._own_group: Any = None
+        self._lost: RanksError | None = None
+
+    def gather(self, numbers: list[int]) -> list[list[int]]:
+        """Returns the numbers of all processes, by rank.
+
+        Args:
+            numbers: Numbers of this process in the range of int64, as many as each of the others has.
+
+        Raises:
+            RanksError: If another process has ended, or does not gather within `WAIT` seconds.
+        """
+        with self.naming_lost_ranks():
+            if self._own_group is None:
+                self._own_group = self._dist.new_group(
+                    self._members, timedelta(seconds=WAIT), backend="gloo", use_local_synchronization=True
+                )
+            own = torch.tensor(numbers, dtype=torch.int64)
+            found = [torch.empty_like(own) for _ in self._members]
+            self._dist.all_gather(found, own, group=self._own_group)
+            return [each.tolist() for each in found]
+
+    def compare(self, facts: Mapping[str, int]) -> None:
+        """Compares facts of all processes.
+
+        Args:
+            facts: Numbers of this process, by what they are about, in words. All processes have the same keys.
+
+        Raises:
+            RanksError: In every process, if any fact differs in any of them.
+        """
+        table = self.gather(list(facts.values()))
+        for at, fact in enumerate(facts):
+            odd = [rank for rank, own in enumerate(table) if own[at] != table[0][at]]
+            if odd:
+                raise RanksError(
+                    f"ranks: process {odd[0]} of {self.size} has {fact} other than process 0; expected the same calls, "
+                    "arguments and results everywhere, since these processes compute one model; run the same program "
+                    "with the same settings on equal machines, and let rank 0 broadcast what it reads"
+                )
+
+    @contextmanager
+    def naming_lost_ranks(self) -> Iterator[None]:
+        """Turns errors of collective operations inside of a block into `RanksError`.
+
+        Raises:
+            RanksError: If a collective operation failed here, or before: then nothing waits again.
+        """
+        if self._lost is not None:
+            raise self._lost
+        try:
+            yield
+        except RanksError:
+            raise
+        except RuntimeError as error:
+            words = next(iter(str(error).splitlines()), "")
+            if not any(each in words.lower() for each in _LOST_WORDS):
+                raise
+            self._lost = RanksError(
+                f"ranks: process {self.rank} of {self.size} lost another one, or waited too long for it ({words}); "
+                "expected all processes of the model to run; look for the first error among the others, and start all "
+                "of them again"
+            )
+            raise self._lost from error
+
+    def close(self) -> None:
+        """Ends the group that compares, unless all groups have ended. Calling it twice is harmless."""
+        own, self._own_group = self._own_group, None
+        if own is not None and self._dist.is_initialized():
+            self._dist.destroy_process_group(own)
