@@ -7,7 +7,7 @@ uses a group of its own, on the CPU, whose waits end soon. Tests: tests/engine/t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,11 @@ _LOST_WORDS = ("gloo", "nccl", "connection", "socket", "process group", "store",
 
 
 class RanksError(RuntimeError):
-    """Processes that compute one model together are out of step, or one of them has ended."""
+    """Processes that compute one model together are out of step. All of them raise it."""
+
+
+class LostRankError(RanksError):
+    """A process of the model has ended, or does not answer. Nothing can be computed any more."""
 
 
 class Ranks:
@@ -47,8 +51,7 @@ class Ranks:
         self._dist: Any = dist
         self._members = dist.get_process_group_ranks(group)
         self.size, self.rank = len(self._members), dist.get_rank(group)
-        self._own_group: Any = None
-        self._lost: RanksError | None = None
+        self._lost: LostRankError | None = None
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
         """Returns the numbers of all processes, by rank.
@@ -57,23 +60,19 @@ class Ranks:
             numbers: Numbers of this process in the range of int64, as many as each of the others has.
 
         Raises:
-            RanksError: If another process has ended, or does not gather within `WAIT` seconds.
+            LostRankError: If another process has ended, or does not gather within `WAIT` seconds.
         """
         with self.naming_lost_ranks():
-            if self._own_group is None:
-                self._own_group = self._dist.new_group(
-                    self._members, timedelta(seconds=WAIT), backend="gloo", use_local_synchronization=True
-                )
             own = torch.tensor(numbers, dtype=torch.int64)
             found = [torch.empty_like(own) for _ in self._members]
-            self._dist.all_gather(found, own, group=self._own_group)
+            self._dist.all_gather(found, own, group=_comparing_group(self._members))
             return [each.tolist() for each in found]
 
     def compare(self, facts: Mapping[str, int]) -> None:
         """Compares facts of all processes.
 
         Args:
-            facts: Numbers of this process, by what they are about, in words. All processes have the same keys.
+            facts: Numbers of this process, by what they are about, as in: they differ in .... All processes have the same keys.
 
         Raises:
             RanksError: In every process, if any fact differs in any of them.
@@ -83,17 +82,17 @@ class Ranks:
             odd = [rank for rank, own in enumerate(table) if own[at] != table[0][at]]
             if odd:
                 raise RanksError(
-                    f"ranks: process {odd[0]} of {self.size} has {fact} other than process 0; expected the same calls, "
+                    f"ranks: process {odd[0]} of {self.size} differs from process 0 in {fact}; expected the same calls, "
                     "arguments and results everywhere, since these processes compute one model; run the same program "
                     "with the same settings on equal machines, and let rank 0 broadcast what it reads"
                 )
 
     @contextmanager
     def naming_lost_ranks(self) -> Iterator[None]:
-        """Turns errors of collective operations inside of a block into `RanksError`.
+        """Turns errors of collective operations inside of a block into `LostRankError`.
 
         Raises:
-            RanksError: If a collective operation failed here, or before: then nothing waits again.
+            LostRankError: If a collective operation failed here, or before: then nothing waits again.
         """
         if self._lost is not None:
             raise self._lost
@@ -105,15 +104,28 @@ class Ranks:
             words = next(iter(str(error).splitlines()), "")
             if not any(each in words.lower() for each in _LOST_WORDS):
                 raise
-            self._lost = RanksError(
+            self._lost = LostRankError(
                 f"ranks: process {self.rank} of {self.size} lost another one, or waited too long for it ({words}); "
                 "expected all processes of the model to run; look for the first error among the others, and start all "
                 "of them again"
             )
             raise self._lost from error
 
-    def close(self) -> None:
-        """Ends the group that compares, unless all groups have ended. Calling it twice is harmless."""
-        own, self._own_group = self._own_group, None
-        if own is not None and self._dist.is_initialized():
-            self._dist.destroy_process_group(own)
+
+_COMPARING: dict[tuple[int, ...], Any] = {}
+"""Members -> the group in which they compare. torch names such a group by its members, and cannot make it twice."""
+
+
+def _comparing_group(members: Sequence[int]) -> Any:
+    """Returns the group in which processes compare, on the CPU and with short waits. It ends with all other groups."""
+    import torch.distributed as dist
+
+    found = _COMPARING.get(key := tuple(members))
+    try:
+        if found is not None and dist.get_process_group_ranks(found):
+            return found
+    except (KeyError, ValueError, RuntimeError):  # the groups of then have ended, and others were made
+        pass
+    waits = timedelta(seconds=WAIT)
+    _COMPARING[key] = dist.new_group(list(key), waits, backend="gloo", use_local_synchronization=True)
+    return _COMPARING[key]

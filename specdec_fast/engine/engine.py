@@ -129,7 +129,6 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
         capturable = None if isinstance(proposals, str) else proposals
         self._graph_runner = CudaGraphRunner(target, capturable, self.rule, self.state, self._drafter_runner)
         self._updated_handles: list[Handle] = []  # requests that pending steps gave tokens since the last `step`
-        self._next_id = 0
         self.lock = threading.RLock()
 
     @synchronized
@@ -163,16 +162,15 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
             ValueError: If the engine cannot serve the prompt or the parameters. Other requests are not affected.
         """
         self._check_open()
-        params = resolve_params(params, self.default_params, self._lockstep.seed_of(self._next_id))
+        params = resolve_params(params, self.default_params, self._lockstep.next_seed())
         check_text_length(prompt, self.tokenizer, self.target)
         tokens = self.encode(prompt, add_special_tokens=add_special_tokens)
         if (reason := self.rule.why_not_sampling(params)) is not None:
             raise ValueError(reason)
         requested = self._drafter_runner.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
         known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "target": self.target}
-        handle = create_handle(self._next_id, tokens, params, requested, **known)
+        handle = create_handle(self._lockstep.next_id, tokens, params, requested, **known)
         handle.page_names = self._prefixes.names_for(cache_salt)
-        self._next_id += 1
         self._lockstep.add(handle, cache_salt)
         self._queue.append(handle)
         return handle

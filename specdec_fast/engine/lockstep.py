@@ -12,6 +12,7 @@ import secrets
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import fields
 from enum import IntEnum
 from hashlib import blake2b
@@ -19,7 +20,7 @@ from typing import Any
 from zlib import crc32
 
 from specdec_fast.core.draft import Draft
-from specdec_fast.core.ranks import Ranks
+from specdec_fast.core.ranks import LostRankError, Ranks, RanksError
 from specdec_fast.engine.request import Handle
 from specdec_fast.sampling.params import SamplingParams
 
@@ -46,6 +47,7 @@ class Lockstep:
 
     Attributes:
         ranks: The processes, or None.
+        next_id: Number of the next request.
 
     Raises:
         ValueError: If drafter or budget follow measured times, which differ between processes.
@@ -54,6 +56,7 @@ class Lockstep:
 
     def __init__(self, target: Any, drafter: Any, budget: Any, settings: Sequence[object]) -> None:
         self.ranks: Ranks | None = getattr(target, "ranks", None)
+        self.next_id = 0
         self._cache = target.cache
         self._submitted: dict[Handle, int] = {}
         self._texts: dict[Handle, tuple[int, int]] = {}  # tokens seen, and their checksum
@@ -64,7 +67,7 @@ class Lockstep:
         settings = [*settings, *drafts, self._cache.max_rows, self._cache.max_length, self._cache.pages.num_pages]
         own_root = secrets.randbelow(2**63)
         self._root_seed = self.ranks.gather([own_root])[0][0]
-        self.ranks.compare({"a call": Stage.BEGIN, "settings of its engine": _checksum(settings)})
+        self.ranks.compare({"the settings of its engine": _checksum(settings), "its calls": int(Stage.BEGIN)})
 
     def why_no_graph(self) -> list[str]:
         """Returns why no step runs as a CUDA graph, in one sentence; an empty list if nothing here forbids it."""
@@ -72,18 +75,15 @@ class Lockstep:
             return []
         return [f"{self.ranks.size} processes compute the model, and compare every draft on the host"]
 
-    def seed_of(self, number: int) -> int | None:
-        """Returns the seed of an unseeded request, the same one on all ranks. None: it may draw its own.
-
-        Args:
-            number: Number of the request in its engine.
-        """
+    def next_seed(self) -> int | None:
+        """Returns the seed of the next request if it has none, the same one on all ranks. None: it may draw its own."""
         if self.ranks is None:
             return None
-        return int.from_bytes(blake2b(f"{self._root_seed} {number}".encode(), digest_size=8).digest(), "big") >> 1
+        return int.from_bytes(blake2b(f"{self._root_seed} {self.next_id}".encode(), digest_size=8).digest(), "big") >> 1
 
     def add(self, handle: Handle, cache_salt: str | None) -> None:
-        """Adds a request that was queued, with what its text depends on."""
+        """Adds a request that is about to be queued, with what its text depends on."""
+        self.next_id += 1
         if self.ranks is not None:
             about = [*handle.prompt, _plain(handle.params), handle.num_draft_tokens, cache_salt]
             self._submitted[handle] = _checksum(about)
@@ -100,34 +100,46 @@ class Lockstep:
             draft: The draft that is about to be scored, or None.
 
         Raises:
-            RanksError: If they differ, or if a process has ended.
+            RanksError: If they differ. Requests that are the same everywhere may follow.
+            LostRankError: If a process has ended.
         """
         if self.ranks is None:
             return
         requests = [(-1, each) for each in queued] + [*running.items()]
         known = [(row, each.request_id, self._submitted.get(each, 0), len(each.tokens)) for row, each in requests]
-        self.ranks.compare(
-            {
-                "a call": stage,
-                "requests": _checksum(known),
-                "texts": self._text_checksum(),
-                "free pages of the cache": self._cache.pages.num_free,
-                "drafts": 0 if draft is None else _draft_checksum(draft),
-            }
-        )
+        facts = {
+            "its requests": _checksum([self.next_id, *known]),
+            "its texts": self._text_checksum(),
+            "the free pages of its cache": self._cache.pages.num_free,
+            "its drafts": 0 if draft is None else _draft_checksum(draft),
+            "its calls": int(stage),
+        }
+        try:
+            self.ranks.compare(facts)
+        except LostRankError:
+            raise
+        except RanksError:  # all processes are here, so they can agree on the number of the next request
+            self.next_id = max(number for (number,) in self.ranks.gather([self.next_id]))
+            raise
+
+    def for_other_requests(self) -> Lockstep:
+        """Returns the same for an engine that has requests of its own."""
+        other = copy(self)
+        other._submitted, other._texts = {}, {}
+        return other
 
     def guarding(self) -> AbstractContextManager[None]:
         """Returns a context in which errors of passes say that a process has ended, where they do."""
         return _NOTHING if self.ranks is None else self.ranks.naming_lost_ranks()
 
     def _text_checksum(self) -> int:
-        """A checksum of all texts so far. Ended requests count a last time."""
+        """A checksum of all texts so far. Ended requests count a last time, unless their texts were cut off."""
         for handle in self._submitted:
             seen, checksum = self._texts.get(handle, (0, 0))
             fresh = array("q", handle.tokens[seen:])
             self._texts[handle] = len(handle.tokens), crc32(fresh.tobytes(), checksum)
-        ends = [each.finish_reason for each in self._submitted]
-        found = _checksum([*self._texts.values(), *ends])
+        counted = [each for each in self._submitted if each.finish_reason not in ("cancelled", "error")]
+        found = _checksum([(self._texts[each], each.finish_reason) for each in counted])
         for handle in [each for each in self._submitted if each.finished]:
             del self._submitted[handle], self._texts[handle]
         return found

@@ -108,8 +108,6 @@ class HuggingFaceTarget:
         must not be used any more. Calling it twice is harmless.
         """
         self.lease.release()
-        if self.ranks is not None:
-            self.ranks.close()
 
     def _open(
         self,

@@ -99,9 +99,9 @@ def _check_placement(model: Any) -> None:
     sharded = [] if is_tensor_parallel(model) else sharded_weights(model)
     if sharded or any(type(each).__name__ == "FullyShardedDataParallel" for each in model.modules()):
         raise UnsupportedModelError(
-            f"{name}: got weights sharded over processes (for example {sharded[0] if sharded else 'by FSDP'}) in another "
-            "way than by tensors; expected whole weights on one device, or tp_plan; load the model without FSDP, "
-            "pipeline and expert parallelism"
+            f"{name}: got weights sharded over processes (for example {sharded[0] if sharded else 'by FSDP'}), but not "
+            "by transformers' tp_plan alone; expected whole weights on one device, or such a plan; load the model "
+            "without FSDP, pipeline and expert parallelism"
         )
     absent = [key for key, weight in weights if weight.device.type == "meta"]
     hooks = [hook for each in model.modules() if (hook := getattr(each, "_hf_hook", None)) is not None]
