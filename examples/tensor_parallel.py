@@ -35,7 +35,7 @@ def main() -> None:
                 if rank == 0:
                     print(piece, end="", flush=True)
             if rank == 0:
-                print(f"\n{len(handle.tokens)} tokens, {size} processes, tau {handle.stats.tau:.2f}", flush=True)
+                print(f"\n{len(handle.tokens)} tokens, tau {handle.stats.tau:.2f}, processes: {size}", flush=True)
 
     if size > 1:
         dist.destroy_process_group()

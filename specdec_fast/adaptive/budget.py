@@ -30,8 +30,8 @@ class BudgetPolicy(Protocol):
 
     A policy whose budgets never depend on other requests may set `cross_request = False` in its class (see
     `Needs.cross_request`). The attribute is not inherited. A policy that decides by the seconds that it observes sets
-    `follows_clock = True`, and is refused where several processes compute one model. A policy with a method `configure_drafter(drafter)` is
-    called with the drafter once.
+    `follows_clock = True`: processes that compute one model together refuse it. A policy with a method
+    `configure_drafter(drafter)` is called with the drafter once.
 
     Attributes:
         name: Name of the policy.

@@ -72,7 +72,7 @@ class Ranks:
         """Compares facts of all processes.
 
         Args:
-            facts: Numbers of this process, by what they are about, as in: they differ in .... All processes have the same keys.
+            facts: Numbers of this process by what they are about, in words after "differs in". All have the same keys.
 
         Raises:
             RanksError: In every process, if any fact differs in any of them.
@@ -82,9 +82,9 @@ class Ranks:
             odd = [rank for rank, own in enumerate(table) if own[at] != table[0][at]]
             if odd:
                 raise RanksError(
-                    f"ranks: process {odd[0]} of {self.size} differs from process 0 in {fact}; expected the same calls, "
-                    "arguments and results everywhere, since these processes compute one model; run the same program "
-                    "with the same settings on equal machines, and let rank 0 broadcast what it reads"
+                    f"ranks: process {odd[0]} of {self.size} differs from process 0 in {fact}; expected the same "
+                    "calls, arguments and results everywhere, since these processes compute one model; run the same "
+                    "program with the same settings on equal machines, and let rank 0 broadcast what it reads"
                 )
 
     @contextmanager
@@ -93,6 +93,8 @@ class Ranks:
 
         Raises:
             LostRankError: If a collective operation failed here, or before: then nothing waits again.
+            RuntimeError: Whatever else the block raises.
+            RanksError: If the block raises it.
         """
         if self._lost is not None:
             raise self._lost

@@ -1,8 +1,8 @@
 """Engines of several processes that compute one model together: what they must have in common, and its comparison.
 
 A pass of a sharded model waits for all processes. If one of them has other requests or drafts, the others wait for
-ever, or get garbage. Each engine therefore takes the same seeds, follows no clock, and compares what it works on with
-the others: before it prefills, before it scores, and after it has new tokens. A difference is an error in all processes.
+ever, or get garbage. Each engine therefore takes the same seeds, follows no clock, and compares its work with that of
+the others: before it prefills, before it scores, and after it has new tokens. A difference is an error everywhere.
 Tests: tests/engine/test_tensor_parallel.py, tests/engine/test_lockstep.py.
 """
 

@@ -157,7 +157,7 @@ def test_a_process_that_is_killed_ends_the_other_with_one_message() -> None:
     try:
         assert both[0].stdout is not None
         line = both[0].stdout.readline()
-        while "24 tokens, 2 processes" not in line:
+        while "processes: 2" not in line:
             line = both[0].stdout.readline()
             assert both[0].poll() is None
         began = time.monotonic()

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from oracles import models
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
+from oracles import models
 from specdec_fast import HuggingFaceTarget, SamplingParams, load
 from specdec_fast.core.ranks import RanksError
 
