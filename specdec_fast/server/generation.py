@@ -226,7 +226,7 @@ class Service:
         if (ranks := getattr(engine.target, "ranks", None)) is not None:
             raise ValueError(
                 f"serve: got a model that {ranks.size} processes compute together; expected a whole one, since "
-                "requests reach one process alone; load it without tp_plan, or serve it by vLLM, whose engine shards models"
+                "requests reach one process alone; load it without tp_plan, or serve it by vLLM, which shards models"
             )
         self.engine, self.settings, self.metrics = engine, settings, Metrics(engine)
         self._loop = EngineLoop(engine, self._publish)

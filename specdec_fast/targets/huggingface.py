@@ -7,7 +7,7 @@ serves prefill, plain decoding and trees. Tests: tests/targets/test_huggingface.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ from specdec_fast.targets import attention, load_checks
 from specdec_fast.targets.fused_forward import FusedForward, build_fused_forward, why_not_fused
 from specdec_fast.targets.layer_skipping import LayerSkipping
 from specdec_fast.targets.linear_layers import align_logits, store_by_input
-from specdec_fast.targets.model_lease import ModelLease
+from specdec_fast.targets.model_lease import ModelLease, modules_in_use
 from specdec_fast.targets.model_state import unchanged_on_error
 from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
 from specdec_fast.targets.output_scaling import OutputScaling, find_output_scaling
@@ -253,7 +253,7 @@ class HuggingFaceTarget:
             self._layer_skipping = LayerSkipping(self.model, list(self.layers))
         usual, self._logits = self._logits, self._plain_logits
         try:
-            with self._layer_skipping.skipping(skip):
+            with modules_in_use(self.model), self._layer_skipping.skipping(skip):
                 yield
         finally:
             self._logits = usual
@@ -273,15 +273,13 @@ class HuggingFaceTarget:
             entered = [self._entered_layer(name) for name in aux_hidden_states]
             logits, found = self._logits.run_with_states(tokens, slots.positions, wanted, context, entered)
             return TargetOutput(logits[:, : self.vocab_size], dict(zip(aux_hidden_states, found, strict=True)))
-        hooks: list[Any] = []
-        try:
+        with ExitStack() as leaving:
+            if not isinstance(self._logits, FusedForward):
+                leaving.enter_context(modules_in_use(self.model))
             for name in aux_hidden_states:
-                hooks.append(self._hook_hidden_state(name))
+                leaving.callback(self._hook_hidden_state(name).remove)
             run = self._forward_with_states(tuple(aux_hidden_states)) if aux_hidden_states else self._logits
             logits = run(tokens=tokens, positions=slots.positions, wanted=wanted, packed=context)
-        finally:
-            for hook in hooks:
-                hook.remove()
         states = context.hidden_states
         return TargetOutput(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], states)
 

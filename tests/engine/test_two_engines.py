@@ -66,13 +66,16 @@ def test_engines_of_two_models_run_at_the_same_time(wanted: list[list[int]]) -> 
         assert together(*(lambda each=each: tokens(each) for each in engines)) == [wanted, wanted]
 
 
+@pytest.mark.parametrize("other", ["recycling", "layer_skip"])
 @pytest.mark.parametrize("fused", [True, False])
-def test_engines_of_one_model_run_at_the_same_time(wanted: list[list[int]], fused: bool, tmp_path: Any) -> None:
-    """One of them reads hidden states by hooks where passes are not fused."""
+def test_engines_of_one_model_run_at_the_same_time(
+    wanted: list[list[int]], fused: bool, other: str, tmp_path: Any
+) -> None:
+    """One reads hidden states by hooks where passes are not fused, the other changes hooks or modules too."""
     model = models.own("llama")
     head = {"drafter": "eagle3", "drafter_options": heads.options("eagle3", tmp_path)}
     with (
-        load(model, drafter="recycling", fused_forward=fused, **SHARED) as first,
+        load(model, drafter=other, fused_forward=fused, **SHARED) as first,
         load(model, fused_forward=fused, **head, **SHARED) as second,
     ):
         for _ in range(5):
