@@ -66,7 +66,7 @@ def ranks(folder: Path, engines: dict[str, dict[str, Any]]) -> list[dict[str, An
         [*torchrun, str(program), str(folder)], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
-        wait_for(lambda: all((folder / f"done-{rank}").exists() for rank in range(2)) or run.poll() is not None, 300)
+        wait_for(lambda: all((folder / f"done-{rank}").exists() for rank in range(2)) or run.poll() is not None, 600)
         said = run.communicate(timeout=ENDS_WITHIN)[0].decode()
     finally:
         run.kill()
