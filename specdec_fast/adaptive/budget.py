@@ -29,8 +29,9 @@ class BudgetPolicy(Protocol):
     """Decides the budgets of a step before its drafts are made, and observes outcomes and times afterwards.
 
     A policy whose budgets never depend on other requests may set `cross_request = False` in its class (see
-    `Needs.cross_request`). The attribute is not inherited. A policy with a method `configure_drafter(drafter)` is
-    called with the drafter once.
+    `Needs.cross_request`). The attribute is not inherited. A policy that decides by the seconds that it observes sets
+    `follows_clock = True`: processes that compute one model together refuse it. A policy with a method
+    `configure_drafter(drafter)` is called with the drafter once.
 
     Attributes:
         name: Name of the policy.
@@ -140,6 +141,7 @@ class Goodput:
     """
 
     name = "goodput"
+    follows_clock = True
 
     def __init__(self, first_rate: float = 0.7, probe: int = 32, margin: float = 0.02) -> None:
         if not 0 <= first_rate <= 1:

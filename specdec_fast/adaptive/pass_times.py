@@ -33,9 +33,12 @@ def measure_pass_times(target: Target, nodes: Iterable[int] = (*PASSES, 17), rep
             comes first, and does not count.
 
     Returns:
-        Seconds by number of nodes. None if the cache is in use, or has no space for two.
+        Seconds by number of nodes. None if the cache is in use, or has no space for two, or if other processes compute
+        passes too: each would measure as often as its own clock says.
     """
     cache: Any = target.cache
+    if getattr(target, "ranks", None) is not None:
+        return None
     room = min(cache.max_length, cache.pages.num_free * cache.page_size)
     sizes = sorted({min(size, room) for size in nodes})
     if cache.pages.num_used or room < 2 or not cache.reserve(0, sizes[-1]):

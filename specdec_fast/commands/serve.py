@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Annotated
@@ -98,6 +99,12 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with the API of OpenAI."""
     require("serve", "specdec serve")
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    if processes > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ValueError(
+            f"serve: got {processes} processes of torchrun; expected one, since requests reach one process alone; "
+            "start it without torchrun"
+        )
     from specdec_fast.commands import open_engine
 
     setup = open_engine.resolve_options(ctx)

@@ -70,7 +70,7 @@ class AutoDrafter:
     """
 
     name = "auto"
-    needs = Needs(topology="tree", host_tokens=True, logits=True, cross_request=True)
+    needs = Needs(topology="tree", host_tokens=True, logits=True, cross_request=True, follows_clock=True)
 
     def __init__(self, of: Sequence[Any] = (), num_draft_tokens: int = 16) -> None:
         if not of or any(isinstance(source, str) for source in of):

@@ -92,7 +92,10 @@ class ForestDrafter:
         self.num_draft_tokens = num_draft_tokens
         self.adapt = adapt
         each = [source.needs for source in of]
-        joint = "host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "dists", "partial_dists"
+        joint = (
+            *("host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "dists", "partial_dists"),
+            "follows_clock",
+        )
         self.needs = Needs(
             topology="tree",
             cross_request=(adapt and len(of) > 1) or any(needs.cross_request for needs in each),

@@ -23,12 +23,12 @@ from specdec_fast.engine.cuda_graph.eligibility import (
     CaptureFailures,
     engine_ineligible_reasons,
     get_cuda_graph_proposals,
-    request_ineligible_reasons,
 )
 from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
 from specdec_fast.engine.drafter_runner import DrafterRunner
 from specdec_fast.engine.drafter_speed import DrafterSpeed
-from specdec_fast.engine.explanation import explain_budget, explain_passes
+from specdec_fast.engine.explanation import ExplanationMethods
+from specdec_fast.engine.lockstep import Lockstep, Stage
 from specdec_fast.engine.output_processor import collect_row_outputs, emit_tokens, graph_row_output
 from specdec_fast.engine.prompts import Prompt, encode_prompt
 from specdec_fast.engine.request import Handle, check_text_length, create_handle, resolve_params
@@ -47,7 +47,7 @@ log = logging.getLogger("specdec_fast")
 
 
 @explain_names("submit", "generate", "encode_chat", "submit_chat", "chat", params=SamplingParams, attributes=True)
-class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
+class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable):
     """Continuous batching of speculative decoding.
 
     `specdec_fast.load` builds one from model names. Threads may share an engine: `submit`, `step` and `cancel` wait for
@@ -115,18 +115,20 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         Scheduler.__init__(self, target, prefill_chunk, prefix_sharing)
         if (close := getattr(target, "close", None)) is not None:
             self.on_close(close)
+        common = self.rule.name, self.eos_token_ids, self._prefill_chunk, prefix_sharing, target.vocab_size
+        self._lockstep = Lockstep(target, drafter, policy, common)
         self._drafter_runner = DrafterRunner(drafter, policy, self._running, self.rule, target.vocab_size)
-        self._drafter_speed = DrafterSpeed(drafter, policy)
+        self._drafter_speed = DrafterSpeed(None if self._lockstep.ranks else drafter, policy)
         if drafter is not None and not self.rule.lossless:  # plain decoding samples from the target under every rule
             log.warning("rule %s: texts do not have the target's distribution", self.rule.name)
         device = self.state.device
         proposals = get_cuda_graph_proposals(drafter, self.state.max_rows)
         self._graph_ineligible_reasons = engine_ineligible_reasons(step_mode, device, proposals, self.rule, policy)
+        self._graph_ineligible_reasons += self._lockstep.why_no_graph()
         self._failures = CaptureFailures()
         capturable = None if isinstance(proposals, str) else proposals
         self._graph_runner = CudaGraphRunner(target, capturable, self.rule, self.state, self._drafter_runner)
         self._updated_handles: list[Handle] = []  # requests that pending steps gave tokens since the last `step`
-        self._next_id = 0
         self.lock = threading.RLock()
 
     @synchronized
@@ -160,16 +162,16 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             ValueError: If the engine cannot serve the prompt or the parameters. Other requests are not affected.
         """
         self._check_open()
-        params = resolve_params(params, self.default_params)
+        params = resolve_params(params, self.default_params, self._lockstep.next_seed())
         check_text_length(prompt, self.tokenizer, self.target)
         tokens = self.encode(prompt, add_special_tokens=add_special_tokens)
         if (reason := self.rule.why_not_sampling(params)) is not None:
             raise ValueError(reason)
         requested = self._drafter_runner.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
         known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "target": self.target}
-        handle = create_handle(self._next_id, tokens, params, requested, **known)
+        handle = create_handle(self._lockstep.next_id, tokens, params, requested, **known)
         handle.page_names = self._prefixes.names_for(cache_salt)
-        self._next_id += 1
+        self._lockstep.add(handle, cache_salt)
         self._queue.append(handle)
         return handle
 
@@ -255,13 +257,15 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         """
         self._check_between_steps()
         grad_off = nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode()
-        with grad_off, without_autocast(self.state.device):
+        with grad_off, without_autocast(self.state.device), self._lockstep.guarding():
             clock = Clock()
             self._cancel_abandoned()
             for handle in [each for each in self._running.values() if each.finished]:  # the last step was interrupted
                 self._retire(handle)
             if only is not None:
                 self._keep_only(only)
+            if self._queue:
+                self._lockstep.compare(Stage.PREFILL, self._queue, self._running)
             with clock.time("prefill"):
                 self._reserve_pages()
                 self._admit_queued(only)
@@ -278,6 +282,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
                     self._failures.record_sync_step()
                 else:
                     self._account_and_retire([], clock)
+            self._lockstep.compare(Stage.TOKENS, self._queue, self._running)
             self._cancel_abandoned()  # streams that were dropped meanwhile
             updated, self._updated_handles = list(dict.fromkeys([*self._updated_handles, *ended, *handles])), []
             return updated
@@ -290,6 +295,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
             draft = self._drafter_runner.propose(state, rows, rng)
         with clock.time("plan"):
             plan = draft.get_plan()
+        self._lockstep.compare(Stage.SCORE, self._queue, self._running, draft)
         with clock.time("score"):
             output, slots = target.score(draft, plan, self.needs.aux_hidden_states)
         with clock.time("verify"):
@@ -365,36 +371,3 @@ class Engine(Scheduler, TextMethods, ChatMethods, Closeable):
         self._claim_cache()
         if self._graph_runner.active:
             self._drain_pending()
-
-    def why_not_graph(self) -> list[str]:
-        """Returns why steps do not run as CUDA graphs, one sentence per reason; empty if they do."""
-        if self._graph_ineligible_reasons or self._failures.reason is None:
-            return self._graph_ineligible_reasons or request_ineligible_reasons(self._ready().values())
-        return [self._failures.reason, *request_ineligible_reasons(self._ready().values())]
-
-    @property
-    def step_mode(self) -> str:
-        """How the next step runs: "graph" or "sync". `why_not_graph` has the reasons."""
-        return "sync" if self.why_not_graph() else "graph"
-
-    def __repr__(self) -> str:
-        parts = f"rule {self.rule.name}, drafter {getattr(self.drafter, 'name', 'none')}, {explain_passes(self.target)}"
-        return f"Engine({parts}; {self.num_running} running, {self.num_queued} queued)"
-
-    def explain_drafter(self) -> str:
-        """Returns the drafter, or none, with the budget unless it is fixed, and why it proposes if it was not named."""
-        name = explain_budget(getattr(self.drafter, "name", "none"), self._drafter_runner.budget)
-        return name if self.why_drafter is None else f"{name}: {self.why_drafter}"
-
-    def explain(self) -> str:
-        """Returns, in words, which rule verifies, which drafter proposes, and how passes and steps run."""
-        before = f" ({self._failures.last}, but not since)" if self._failures.last else ""
-        reasons = "; ".join(self.why_not_graph()) or f"the host reads one step behind{before}"
-        lines = [
-            f"rule {self.rule.name}: {self.why_rule}",
-            f"drafter {self.explain_drafter()}",
-            f"passes {explain_passes(self.target)}",
-            f"steps {self.step_mode}: {reasons}",
-            f"prefix sharing {self._prefixes.explain()}",
-        ]
-        return "\n".join(lines)

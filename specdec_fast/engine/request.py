@@ -284,11 +284,23 @@ def pair_with_params(
     return list(zip(found, each))
 
 
-def resolve_params(params: Any, defaults: SamplingParams) -> SamplingParams:
-    """Returns parameters with a seed, the default ones for None. Raises ValueError for another type."""
+def resolve_params(params: Any, defaults: SamplingParams, seed: int | None = None) -> SamplingParams:
+    """Returns parameters with a seed, the default ones for None.
+
+    Args:
+        params: Sampling parameters, or None.
+        defaults: Parameters in place of None.
+        seed: Seed of parameters that have none. None draws one.
+
+    Returns:
+        The parameters.
+
+    Raises:
+        ValueError: If `params` is of another type.
+    """
     if params is not None and not isinstance(params, SamplingParams):
         raise ValueError(_wrong_params(params, "SamplingParams, or None for the defaults"))
-    return (params or defaults).with_seed()
+    return (params or defaults).with_seed(seed)
 
 
 def _wrong_params(params: Any, expected: str) -> str:

@@ -175,6 +175,7 @@ def _rehearsal_engine(engine: Engine, budgets: Sequence[int], captured: bool) ->
     twin = copy(engine)
     twin._running, twin._queue, twin._updated_handles = {}, deque(), []
     twin._abandoned = deque()
+    twin._lockstep = engine._lockstep.for_other_requests()
     twin.stats, twin.seconds = RequestStats(), Clock().seconds
     twin._prefixes = PrefixSharing(engine.target, engine.needs, enabled=False)
     twin._prefill = Prefill(engine.target, twin._prefixes.aux_hidden_states, engine.state.device)

@@ -151,6 +151,7 @@ class Needs:
             siblings.
         cross_request: Drafts of one request may depend on the texts or the acceptance of others. Rules that use fresh
             uniforms then key them by the request too.
+        follows_clock: Drafts depend on measured times. Processes that compute one model together cannot use them.
         vocab_size: Upper bound of the token ids of the drafter's own model. None if the drafter uses the target's
             vocabulary.
     """
@@ -168,6 +169,7 @@ class Needs:
     partial_dists: bool = False
     excludes_siblings: bool = False
     cross_request: bool = False
+    follows_clock: bool = False
     vocab_size: int | None = None
 
 

@@ -377,6 +377,8 @@ def _why_not_by_default(
     Drafts by default must not change the text, and must pay off. That was measured for steps on a CPU.
     """
     needs = get_drafter(BY_DEFAULT).needs
+    if (ranks := getattr(target, "ranks", None)) is not None:
+        return f"{BY_DEFAULT} follows measured times, and {ranks.size} processes compute the model"
     if target.device.type != "cpu":
         return f"{BY_DEFAULT} is the default on a CPU only: its steps are not captured as CUDA graphs"
     if compile or step_mode == "graph":

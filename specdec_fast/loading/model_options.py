@@ -67,6 +67,8 @@ class ModelOptions:
         twice = [name for name in ("revision", "trust_remote_code", "device_map") if name in self.more]
         if twice and any(getattr(self, name) not in (None, False) for name in twice):
             raise ValueError(f"{what}: got {twice[0]!r} a second time; expected it once")
+        if self.is_sharded:
+            self._check_sharded(device, what)
         places = self._value("device_map")
         if places is not None:
             if device != "cpu":
@@ -79,6 +81,16 @@ class ModelOptions:
             require("adapter", "adapter")
         if self.weights is not None:
             self._check_weights(device, dtype)
+
+    def _check_sharded(self, device: str, what: str) -> None:
+        given = {"adapter": self.adapter, "weights": self.weights, "device_map": self._value("device_map")}
+        given["device"] = None if device == "cpu" else device
+        beside = [name for name, value in given.items() if value is not None]
+        if beside:
+            raise ValueError(
+                f"{what}: got weights that are sharded over processes, and {beside[0]} {given[beside[0]]!r}; expected "
+                f"one of them; leave {beside[0]} out"
+            )
 
     def _check_weights(self, device: str, dtype: torch.dtype | None) -> None:
         if self.weights != "int8":
@@ -94,8 +106,13 @@ class ModelOptions:
 
     @property
     def is_placed(self) -> bool:
-        """Whether a device map says where the weights are."""
-        return self._value("device_map") is not None
+        """Whether a device map, or a plan for several processes, says where the weights are."""
+        return self._value("device_map") is not None or self.is_sharded
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each of several processes loads a part of the weights."""
+        return any(self.more.get(name) is not None for name in ("tp_plan", "distributed_config"))
 
     def elsewhere(self) -> ModelOptions:
         """Returns what holds for files of another repository too: trust, and how the hub is reached."""

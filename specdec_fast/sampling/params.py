@@ -311,9 +311,11 @@ class SamplingParams:
             if not begins:
                 raise ValueError("grammar: got one that no token of the vocabulary can start; expected at least one")
 
-    def with_seed(self) -> SamplingParams:
-        """Returns these parameters if they have a seed, else a copy with a random one."""
-        return self if self.seed is not None else replace(self, seed=secrets.randbelow(_SEED_LIMIT))
+    def with_seed(self, seed: int | None = None) -> SamplingParams:
+        """Returns these parameters if they have a seed, else a copy with the given seed, or with a random one."""
+        if self.seed is not None:
+            return self
+        return replace(self, seed=secrets.randbelow(_SEED_LIMIT) if seed is None else seed)
 
     def with_bad_word_ids(self, tokenizer: Any) -> SamplingParams:
         """Returns a copy whose `bad_words` are token ids; these parameters if they are already.

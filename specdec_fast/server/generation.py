@@ -217,12 +217,17 @@ class Service:
         metrics: Counters for Prometheus.
 
     Raises:
-        ValueError: If the engine has no tokenizer.
+        ValueError: If the engine has no tokenizer, or is one of several that compute a model together.
     """
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         if engine.tokenizer is None:
             raise ValueError("serve: got a model without a tokenizer; expected one; put its files into the folder")
+        if (ranks := getattr(engine.target, "ranks", None)) is not None:
+            raise ValueError(
+                f"serve: got a model that {ranks.size} processes compute together; expected a whole one, since "
+                "requests reach one process alone; load it without tp_plan, or serve it by vLLM, which shards models"
+            )
         self.engine, self.settings, self.metrics = engine, settings, Metrics(engine)
         self._loop = EngineLoop(engine, self._publish)
         self._workers = ThreadPoolExecutor(1, "specdec-prepare")

@@ -16,6 +16,7 @@ from specdec_fast.cache.paged import PagedCache
 from specdec_fast.targets.attention import PackedContext
 from specdec_fast.targets.int8_weights import Int8Linear
 from specdec_fast.targets.linear_layers import BatchInvariantLinear
+from specdec_fast.targets.sharding import why_not_whole
 from specdec_kernels import DecoderLayer, DecoderNumbers, DecoderTable, draft_chain, fused_forward
 
 __all__ = ["FusedForward", "fused_forward", "why_not_fused", "widen_small_model"]
@@ -43,6 +44,8 @@ def why_not_fused(model: Any) -> str | None:
         model: A transformers model.
     """
     family = type(model).__name__.removesuffix("ForCausalLM")
+    if (reason := why_not_whole(model)) is not None:
+        return reason
     if family not in _FAMILIES or not type(model).__module__.startswith("transformers."):
         expected = ", ".join(f"{each}ForCausalLM" for each in _FAMILIES)
         return f"the model is {type(model).__name__}; expected one of transformers' {expected}"

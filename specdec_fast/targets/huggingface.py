@@ -7,7 +7,7 @@ serves prefill, plain decoding and trees. Tests: tests/targets/test_huggingface.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,11 +21,12 @@ from specdec_fast.targets import attention, load_checks
 from specdec_fast.targets.fused_forward import FusedForward, build_fused_forward, why_not_fused
 from specdec_fast.targets.layer_skipping import LayerSkipping
 from specdec_fast.targets.linear_layers import align_logits, store_by_input
-from specdec_fast.targets.model_lease import ModelLease
+from specdec_fast.targets.model_lease import ModelLease, modules_in_use
 from specdec_fast.targets.model_state import unchanged_on_error
 from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
 from specdec_fast.targets.output_scaling import OutputScaling, find_output_scaling
 from specdec_fast.targets.packed_forward import build_packed_forward
+from specdec_fast.targets.sharding import find_ranks
 from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.torch_compile import compile_forward
 from specdec_fast.targets.weight_changes import WeightChanges
@@ -61,6 +62,7 @@ class HuggingFaceTarget:
     Attributes:
         cache: The paged cache.
         vocab_size: Valid token ids.
+        ranks: The processes that compute the model together. None if this process has it whole.
         num_layers: Decoder layers.
         context_limit: Positions that the model supports.
         has_default_length: Whether `max_length` was not given, so that it is 4,096 at most.
@@ -87,16 +89,14 @@ class HuggingFaceTarget:
         fused_forward: bool | None = False,
     ) -> None:
         check_supported(model)
-        capacities = {
-            "max_rows": max_rows,
-            "max_length": 4096 if max_length is None else max_length,
-            "page_size": page_size,
-        }
+        length = 4096 if max_length is None else max_length
+        capacities = {"max_rows": max_rows, "max_length": length, "page_size": page_size}
         for name, value in capacities.items():
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
                 raise ValueError(f"{name}: got {value!r}; expected at least 1, as an integer")
         self.has_default_length = max_length is None
         attention.register()
+        self.ranks = find_ranks(model, compile)
         self.lease = ModelLease(model)
         with self.lease.opening(), unchanged_on_error(model), without_autocast(model.device):
             self._open(model.eval(), capacities, num_pages, vocab_size, compile, fused_forward)
@@ -187,9 +187,8 @@ class HuggingFaceTarget:
             except ValueError as error:
                 self.why_not_fused, self._logits = str(error), self._plain_logits
         if self.why_not_fused is not None and fused:
-            raise ValueError(
-                f"fused_forward: got True, but {self.why_not_fused}; leave it out (compile=True serves every model)"
-            )
+            other = "compile=True serves every model" if self.ranks is None else "such a model runs as it is"
+            raise ValueError(f"fused_forward: got True, but {self.why_not_fused}; leave it out ({other})")
         if self.why_not_fused is not None and compile:
             self._logits = compile_forward(self._plain_logits)
 
@@ -254,7 +253,7 @@ class HuggingFaceTarget:
             self._layer_skipping = LayerSkipping(self.model, list(self.layers))
         usual, self._logits = self._logits, self._plain_logits
         try:
-            with self._layer_skipping.skipping(skip):
+            with modules_in_use(self.model), self._layer_skipping.skipping(skip):
                 yield
         finally:
             self._logits = usual
@@ -274,15 +273,13 @@ class HuggingFaceTarget:
             entered = [self._entered_layer(name) for name in aux_hidden_states]
             logits, found = self._logits.run_with_states(tokens, slots.positions, wanted, context, entered)
             return TargetOutput(logits[:, : self.vocab_size], dict(zip(aux_hidden_states, found, strict=True)))
-        hooks: list[Any] = []
-        try:
+        with ExitStack() as leaving:
+            if not isinstance(self._logits, FusedForward):
+                leaving.enter_context(modules_in_use(self.model))
             for name in aux_hidden_states:
-                hooks.append(self._hook_hidden_state(name))
+                leaving.callback(self._hook_hidden_state(name).remove)
             run = self._forward_with_states(tuple(aux_hidden_states)) if aux_hidden_states else self._logits
             logits = run(tokens=tokens, positions=slots.positions, wanted=wanted, packed=context)
-        finally:
-            for hook in hooks:
-                hook.remove()
         states = context.hidden_states
         return TargetOutput(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], states)
 

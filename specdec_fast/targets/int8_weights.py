@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec_fast.targets.sharding import why_not_whole
 from specdec_kernels import batch_invariant_linear_int8, quantize_int8
 
 __all__ = ["Int8Linear", "QuantizedSize", "quantize_linear_layers"]
@@ -90,6 +91,8 @@ def quantize_linear_layers(model: torch.nn.Module) -> QuantizedSize:
         ValueError: If the model has no such layer, is quantized, is not on a CPU or has another dtype. It is then
             unchanged.
     """
+    if (reason := why_not_whole(model)) is not None:
+        raise ValueError(f"weights: got 'int8' and {type(model).__name__}: {reason}; leave weights out")
     places = [
         (parent, name, layer)
         for parent in model.modules()

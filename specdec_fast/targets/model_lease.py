@@ -5,6 +5,7 @@ Tests: tests/targets/test_model_lease.py.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 from specdec_fast.targets import attention
 from specdec_fast.targets.model_state import ModelState
 
-__all__ = ["ModelLease"]
+__all__ = ["ModelLease", "modules_in_use"]
 
 
 class _Shared:
@@ -40,6 +41,21 @@ class _Shared:
 
 _SHARED: weakref.WeakKeyDictionary[Any, weakref.ref[_Shared]] = weakref.WeakKeyDictionary()
 """Model -> its recorded state, as long as a target uses the model."""
+_LOCKS: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
+"""Model -> what a pass of its modules holds."""
+
+
+def modules_in_use(model: Any) -> threading.RLock:
+    """Returns the lock that passes of a model's modules hold, since hooks and skipped layers change the modules.
+
+    Threads may run passes of one model for several targets. torch gives two hooks one number if threads register them
+    at once, and one of them is lost.
+
+    Args:
+        model: A transformers model.
+    """
+    found = _LOCKS.get(model)
+    return _LOCKS.setdefault(model, threading.RLock()) if found is None else found
 
 
 class ModelLease:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from specdec_fast.targets.quantized_layers import why_tokens_depend
+from specdec_fast.targets.sharding import is_tensor_parallel, sharded_weights
 
 PINNED_ROPE = ("dynamic", "longrope")  # their frequencies depend on the longest position of the batch
 ATTENTION_LAYERS = ("full_attention", "sliding_attention", "attention")
@@ -95,11 +96,12 @@ def _check_class(model: Any) -> None:
 def _check_placement(model: Any) -> None:
     """Refuses sharded weights, several devices, and weights that nothing brings into memory."""
     name, weights = type(model).__name__, list(chain(model.named_parameters(), model.named_buffers()))
-    sharded = [key for key, weight in weights if type(weight.data).__name__ == "DTensor"]
+    sharded = [] if is_tensor_parallel(model) else sharded_weights(model)
     if sharded or any(type(each).__name__ == "FullyShardedDataParallel" for each in model.modules()):
         raise UnsupportedModelError(
-            f"{name}: got weights sharded over processes (for example {sharded[0] if sharded else 'by FSDP'}); "
-            "expected whole weights on one device; load the model without tp_plan and FSDP"
+            f"{name}: got weights sharded over processes (for example {sharded[0] if sharded else 'by FSDP'}), but not "
+            "by transformers' tp_plan alone; expected whole weights on one device, or such a plan; load the model "
+            "without FSDP, pipeline and expert parallelism"
         )
     absent = [key for key, weight in weights if weight.device.type == "meta"]
     hooks = [hook for each in model.modules() if (hook := getattr(each, "_hf_hook", None)) is not None]

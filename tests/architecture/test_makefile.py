@@ -59,6 +59,7 @@ def test_when_the_extensions_are_built(tmp_path: Path) -> None:
 PIP = """#!/bin/sh
 case "$*" in
     *requires*triton*) [ -e triton ];;
+    *requirements/ray.txt*|*purelib*) ;;
     *requirements/real.txt*) echo "$*" >> models; if [ -e offline ]; then echo "ERROR: no network" >&2; exit 1; fi;;
     *install*) echo "$*" >> installs;;
     *version*torch*) echo torch==2.12.1;;
@@ -74,7 +75,7 @@ def test_the_requested_torch_is_not_replaced(tmp_path: Path, root: Path, own: bo
         "Makefile",
         "setup.py",
         "pyproject.toml",
-        *(f"requirements/{n}.txt" for n in ("demo", "test", "triton", "docs", "real")),
+        *(f"requirements/{n}.txt" for n in ("demo", "test", "triton", "docs", "real", "ray")),
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(root / name, tmp_path / name)
@@ -105,7 +106,7 @@ def test_the_requested_torch_is_not_replaced(tmp_path: Path, root: Path, own: bo
 def test_real_models_are_optional(tmp_path: Path) -> None:
     """Without them the environment is ready all the same; each call tries again until they are installed."""
     fake_checkout(tmp_path, python=PIP)
-    for name in ("test", "triton", "docs", "real"):
+    for name in ("test", "triton", "docs", "real", "ray"):
         (tmp_path / f"requirements/{name}.txt").touch()
     env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
 
@@ -134,11 +135,11 @@ def test_the_heading_of_one_run_of_many_suites_names_them(root: Path) -> None:
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
     (heading,) = re.findall(r"tests: the suites ([^']*)'", done.stdout)
     suites = set(re.findall(r"^lane-(\w+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
-    assert set(re.split(r", | and ", heading)) == suites - {"interpreter", "native", "real"}
+    assert set(re.split(r", | and ", heading)) == suites - {"interpreter", "native", "real", "ray"}
 
 
 @NEEDS_MAKE
-@pytest.mark.parametrize("suite", ["exact", "replay", "statistics", "mutants", "training", "unit", "real"])
+@pytest.mark.parametrize("suite", ["exact", "replay", "statistics", "mutants", "training", "unit", "real", "ray"])
 def test_suites_name_tests_that_exist(root: Path, suite: str) -> None:
     """pytest ignores an excluded path that does not exist, so that the suite would run other tests than it says."""
     env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}

@@ -118,6 +118,13 @@ def test_bad_options_are_refused_before_a_model_is_loaded(
     assert result.exit_code == 2 and words in result.stderr and len(result.stderr.splitlines()) == 1
 
 
+def test_several_processes_of_torchrun_are_refused(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    result = run("serve", "--port", "0")
+    assert result.exit_code == 2 and "got 2 processes of torchrun; expected one" in result.stderr
+
+
 def test_a_port_in_use_is_refused(run: Callable[..., Result]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         result = run("serve", "--port", str(other.getsockname()[1]))

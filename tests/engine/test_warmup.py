@@ -142,7 +142,6 @@ SHARED = {
     "_prefill_chunk",
     "state",
     "lock",
-    "_next_id",
     "_is_inside_step",
 } | {
     "default_params",

@@ -242,3 +242,21 @@ def test_an_argument_that_from_pretrained_does_not_take_is_named(folder: Path) -
 def test_a_dtype_of_integers_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"^dtype: got torch.int8; expected one of float32, "):
         load(folder, dtype=torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "name"),
+    [
+        ({"weights": "int8"}, "cpu", "weights 'int8'"),
+        ({"device_map": "auto"}, "cpu", "device_map 'auto'"),
+        ({"adapter": "some/adapter"}, "cpu", "adapter 'some/adapter'"),
+        ({}, "cuda", "device 'cuda'"),
+    ],
+)
+def test_weights_that_processes_share_go_with_nothing_that_places_or_changes_them(
+    given: dict[str, Any], device: str, name: str
+) -> None:
+    options = ModelOptions(**given, more={"tp_plan": "auto"})
+    assert options.is_placed
+    with pytest.raises(ValueError, match=f"model_options: got weights that are sharded over processes, and {name}"):
+        options.check(device)

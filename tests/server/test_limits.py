@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import openai
 import pytest
 from oracles.toy_server import Running, make_engine, nothing_is_held, wait_for
 
+from specdec_fast.server.generation import Service
 from specdec_fast.server.settings import Settings
 
 Start = Callable[..., Running]
@@ -111,6 +113,13 @@ def test_a_prompt_may_fill_the_context_if_no_token_follows(start: Start, wanted:
 def test_settings_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         Settings(**{"model_name": "toy", **wrong})
+
+
+def test_one_of_several_processes_of_a_model_does_not_serve() -> None:
+    engine = make_engine()
+    engine.target.ranks = SimpleNamespace(size=2)
+    with pytest.raises(ValueError, match=r"model that 2 processes compute together; expected a whole one.*vLLM"):
+        Service(engine, Settings("toy"))
 
 
 @pytest.mark.parametrize("chat", [False, True])

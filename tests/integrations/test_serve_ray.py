@@ -1,0 +1,102 @@
+"""Two replicas behind Ray Serve: one is killed in the middle, and all texts are those of a single engine.
+
+`make lane-ray` runs it, in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_fast import SamplingParams, load
+
+ray = pytest.importorskip("ray", reason="needs the extra ray; make lane-ray has it")
+httpx = pytest.importorskip("httpx")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "serve_ray.py"
+REQUESTS = [
+    {
+        "prompt": ("And the king said", "In the beginning")[at % 2],
+        "seed": at,
+        "max_new_tokens": 60,
+        "stream": at % 4 > 1,
+    }
+    for at in range(20)
+]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, Any]]:
+    """The address, and a handle of the replicas."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # of busy machines
+    example = runpy.run_path(str(EXAMPLE))
+    try:
+        yield f"http://127.0.0.1:{port}", example["start"](port=port)
+    finally:
+        ray.serve.shutdown()
+        ray.shutdown()
+
+
+def replicas(handle: Any) -> set[int]:
+    """Process ids of both replicas."""
+    found: set[int] = set()
+    end = time.monotonic() + 60
+    while len(found) < 2:
+        assert time.monotonic() < end
+        found.add(handle.process_id.remote().result())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_killed_replica_loses_no_text(served: tuple[str, Any]) -> None:
+    address, handle = served
+    before, texts, pieces = replicas(handle), [""] * len(REQUESTS), [0] * len(REQUESTS)
+
+    def ask(at: int) -> None:
+        with httpx.stream("POST", address, json=REQUESTS[at], timeout=300) as answer:
+            for piece in answer.iter_text():
+                texts[at], pieces[at] = texts[at] + piece, pieces[at] + 1
+
+    threads = [threading.Thread(target=ask, args=(at,), daemon=True) for at in range(len(REQUESTS))]
+    for each in threads:
+        each.start()
+    streamed = [at for at, each in enumerate(REQUESTS) if each["stream"]]
+    while sum(pieces[at] > 2 for at in streamed) < 5:  # streams of both replicas have begun
+        time.sleep(0.01)
+    os.kill(min(before), signal.SIGKILL)
+    cut = [at for at in range(len(REQUESTS)) if threads[at].is_alive()]
+    for each in threads:
+        each.join(300)
+        assert not each.is_alive()
+    assert len(cut) > 5 and len(set(cut) & set(streamed)) > 2
+    engine = load("demo-target", drafter="none")
+    params = [SamplingParams(seed=each["seed"], max_new_tokens=60) for each in REQUESTS]
+    wanted = [each.text for each in engine.generate([str(each["prompt"]) for each in REQUESTS], params)]
+    found = [
+        text if each["stream"] else httpx.Response(200, text=text).json()["text"] for each, text in zip(REQUESTS, texts)
+    ]
+    assert found == wanted
+    assert replicas(handle) != before  # another replica has taken its place
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_unseeded_requests_get_a_seed_and_wrong_ones_an_answer(served: tuple[str, Any]) -> None:
+    address, _ = served
+    first = httpx.post(address, json={"prompt": "In the beginning", "max_new_tokens": 9}, timeout=60).json()
+    again = {"prompt": "In the beginning", "max_new_tokens": 9, "seed": first["seed"]}
+    assert httpx.post(address, json=again, timeout=60).json() == first
+    wrong = httpx.post(address, json={"prompt": "a", "temperature": -1}, timeout=60)
+    assert wrong.status_code == 400 and "temperature" in wrong.json()["error"]
