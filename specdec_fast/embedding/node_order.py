@@ -2,7 +2,7 @@
 
 All conversions of this package go through parents. A tree of n nodes is an int vector [n] with the parent of each
 node; node 0 is the root and has -1. Nodes that a fixed-size layout does not use have -1 too.
-Tests: tests/embedding/test_node_order.py.
+Tests: tests/embedding/test_conversions.py.
 """
 
 from __future__ import annotations
