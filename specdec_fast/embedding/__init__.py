@@ -6,6 +6,7 @@ The functions know neither this project's engine nor its models.
 from __future__ import annotations
 
 from specdec_fast.embedding.flat_chains import chains_from_flat, flat_from_chains
+from specdec_fast.embedding.link_verification import verify_links
 from specdec_fast.embedding.node_order import parent_first
 from specdec_fast.embedding.tree_links import TreeLinks, links_from_parents, parents_from_links
 from specdec_fast.embedding.tree_masks import mask_from_parents, parents_from_mask
@@ -32,6 +33,7 @@ __all__ = [
     "parents_from_paths",
     "paths_from_parents",
     "verify",
+    "verify_links",
     "verify_packed",
     "verify_trees",
 ]

@@ -74,7 +74,7 @@ def verify(
         padded_chains(logits, draft_tokens, probs, lengths),
         rule,
         (seeds, positions),
-        (_temperature(temperature, rule), top_k, top_p, min_p),
+        (temperature, top_k, top_p, min_p),
         draft_tokens.shape[0],
     )
 
@@ -123,7 +123,7 @@ def verify_packed(
         packed_chains(logits, draft_token_ids, cu_num_draft_tokens, probs, max_draft_tokens),
         rule,
         (seeds, positions),
-        (_temperature(temperature, rule), top_k, top_p, min_p),
+        (temperature, top_k, top_p, min_p),
         cu_num_draft_tokens.shape[0],
     )
 
@@ -167,11 +167,9 @@ def verify_trees(
             "pass chains [B, K + 1, V] to verify"
         )
     draft.check(logits.shape[1], wait=False)
-    rows, device = draft.num_rows, logits.device
-    keys = _keys(seeds, positions, rule, rows, device)
-    each = sampling_rows(rows, device, _temperature(temperature, rule), top_k, top_p, min_p)
-    _check_greedy(rule, each[0])
-    sampling = _gather(each, draft.row_of)
+    keys, sampling = request_arguments(
+        rule, draft.num_rows, logits.device, (seeds, positions), (temperature, top_k, top_p, min_p), draft.row_of
+    )
     dists = (
         PendingDistributions(logits, sampling)
         if logits.is_cpu
@@ -209,15 +207,12 @@ def _verify_chains(
     chains: ChainBatch,
     rule: str,
     keys: tuple[Keys, Keys],
-    sampling: tuple[PerRow, PerRow, PerRow, PerRow],
+    sampling: tuple[PerRow | None, PerRow, PerRow, PerRow],
     rows: int,
 ) -> Tensor:
     """Runs the operator of a rule and returns the emitted tokens."""
-    device = chains.logits.device
-    seeds, positions = (chains.per_request(key) for key in _keys(*keys, rule, rows, device))
-    each = sampling_rows(rows, device, *sampling)
-    _check_greedy(rule, each[0])
-    per_node = _gather(each, chains.row_of)
+    own_keys, per_node = request_arguments(rule, rows, chains.logits.device, keys, sampling, chains.row_of)
+    seeds, positions = (chains.per_request(key) for key in own_keys)
     if rule in ("replay", "greedy"):
         links = chains.child_links()
         arguments = (chains.tokens, chains.offsets, links, torch.full_like(links, -1), None, chains.logits, per_node)
@@ -241,21 +236,41 @@ def _verify_chains(
     return _emitted(chains.tokens, *(chains.of_caller(part) for part in found[:3]))
 
 
-def _gather(sampling: SamplingRows, row_of: Tensor) -> SamplingRows:
-    """Returns the parameters of the requests in `row_of`."""
-    temperature, top_k, top_p, min_p = (part[row_of] for part in sampling)
-    return temperature, top_k, top_p, min_p
+def request_arguments(
+    rule: str,
+    rows: int,
+    device: torch.device,
+    keys: tuple[Keys, Keys],
+    sampling: tuple[PerRow | None, PerRow, PerRow, PerRow],
+    row_of: Tensor,
+) -> tuple[tuple[Tensor, Tensor], SamplingRows]:
+    """Returns what a caller says of its requests as tensors.
+
+    Args:
+        rule: Name of the rule.
+        rows: B, the number of requests.
+        device: Device of the results.
+        keys: Seeds and positions of the requests; None only under rule `greedy`.
+        sampling: Temperature (None: 1, or 0 under rule `greedy`), top-k, top-p and min-p of the requests.
+        row_of: Request of each node, int64 [M].
+
+    Returns:
+        Seeds int64 [B] and positions int32 [B]; and the sampling parameters of the nodes, each [M].
+
+    Raises:
+        ValueError: If seeds or positions are missing, or if a number of values or a value is wrong.
+    """
+    default = float(rule != "greedy")
+    each = sampling_rows(rows, device, default if sampling[0] is None else sampling[0], *sampling[1:])
+    _check_greedy(rule, each[0])
+    temperature, top_k, top_p, min_p = (part[row_of] for part in each)
+    return _keys(*keys, rule, rows, device), (temperature, top_k, top_p, min_p)
 
 
 def _check_rule(rule: str, known: Sequence[str]) -> None:
     """Raises ValueError for an unknown rule."""
     if rule not in known:
         raise ValueError(unknown_name("verify: rule", rule, known, renamed=RENAMED_RULES, kind="rule"))
-
-
-def _temperature(temperature: PerRow | None, rule: str) -> PerRow:
-    """Returns the temperature, or its default."""
-    return float(rule != "greedy") if temperature is None else temperature
 
 
 def _check_greedy(rule: str, temperature: Tensor) -> None:
