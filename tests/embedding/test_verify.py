@@ -11,7 +11,7 @@ from oracles.markov_texts import DEPTH, ROOT, SETTINGS, VOCAB, law_p_value, logi
 
 from specdec_fast import Draft, TokenDistributions, get_rule, verify, verify_packed, verify_trees
 from specdec_fast.embedding import emitted_tokens, flat_from_chains
-from specdec_kernels import use_backend
+from specdec_kernels import draft_sample, use_backend
 
 ROWS = 100_000
 
@@ -39,6 +39,19 @@ def test_the_joint_law_is_exact(rule: str, kind: str, settings: str) -> None:
     assert out.dtype == torch.int32 and out.shape == (ROWS, DEPTH + 1)
     assert law_p_value(out, probs(target, SETTINGS[settings])) > 1e-3
     assert 0 < int((out[:, 1] >= 0).sum()) < ROWS  # some drafts are accepted, some are not
+
+
+def test_drafts_of_draft_sample_keep_the_law() -> None:
+    """Drafts sampled under the keys that verify them: the noise of each purpose is its own."""
+    target, q = table(5), TokenDistributions.of(table(51), temperature=0.8)
+    every, tokens = keys(ROWS), torch.full((ROWS, DEPTH + 1), ROOT)
+    positions = every["positions"].int()
+    for at in range(DEPTH):
+        dists = q.select(tokens[:, at])
+        numbers = torch.full((ROWS,), at, dtype=torch.int32)
+        tokens[:, at + 1] = draft_sample(dists.logits, *dists.stats, every["seeds"], positions, numbers)
+    out = verify(logits_of(target, tokens[:, 1:]), tokens[:, 1:], q.probs()[tokens[:, :-1]], **every)
+    assert law_p_value(out, probs(target, {})) > 1e-3
 
 
 @pytest.mark.parametrize("mistake", ["softmax q of an arg-max draft", "other row's q", "shared draws", "cold target"])
@@ -92,20 +105,25 @@ def test_replay_emits_what_plain_sampling_emits() -> None:
 def test_every_layout_has_the_same_answer(rule: str, with_q: bool) -> None:
     """Ragged rows, flat rows, one row at a time, and the rule on a Draft agree, whatever padding holds."""
     source = torch.Generator().manual_seed(3)
-    rows, width, vocab = 40, 4, 50
+    rows, width, vocab = 40, 4, 6
     logits = torch.randn(rows, width + 1, vocab, generator=source) * 2
     every_q = torch.randn(rows, width, vocab, generator=source).softmax(-1)
-    tokens = torch.multinomial(every_q.flatten(0, 1), 1, generator=source).view(rows, width)
+    likely = logits[:, :width].argmax(-1)
+    tokens = torch.where(
+        torch.rand(rows, width, generator=source) < 0.8, likely, torch.randint(0, vocab, (rows, width))
+    )
     lengths = torch.randint(0, width + 1, (rows,), generator=source)
     lengths[:3] = torch.tensor([0, width, 0])
     each: dict[str, torch.Tensor] = keys(rows, 7) | {
         "temperature": torch.zeros(rows) if rule == "greedy" else torch.rand(rows, generator=source) + 0.2,
         "top_p": torch.rand(rows, generator=source) * 0.5 + 0.5,
     }
-    options: dict[str, Any] = {"rule": rule, "top_k": 20} | each
+    options: dict[str, Any] = {"rule": rule, "top_k": 4} | each
     kept = torch.arange(width + 1) <= lengths[:, None]
     unread = ~kept[:, 1:]
-    padded, padded_q = tokens.masked_fill(unread, -1), every_q.masked_fill(unread[..., None], torch.nan)
+    padded = torch.where(unread, likely, tokens)
+    padded[:, -1] = tokens[:, -1].masked_fill(unread[:, -1], -1)
+    padded_q = every_q.masked_fill(unread[..., None], torch.nan)
     out = verify(logits, padded, padded_q if with_q else None, lengths, **options)
     assert torch.equal(out, verify(logits, padded, padded_q if with_q else None, lengths.tolist(), **options))
     assert bool(((out >= 0).sum(1) <= lengths + 1).all()) and bool((out[:, 0] >= 0).all())

@@ -67,7 +67,7 @@ def test_without_sglang_it_refuses(monkeypatch: Patch) -> None:
         ("replay", "0.5.2", "got sglang 0.5.2"),
     ],
 )
-def test_refusals(monkeypatch: Patch, rule: str, version: str, words: str) -> None:
+def test_refusals(rule: str, version: str, words: str, monkeypatch: Patch) -> None:
     made, said = asked(monkeypatch, rule, version)
     assert words in said and "SGLang, which runs on as before" in said and not made.hooks
 
@@ -112,7 +112,7 @@ def tree_batch(settings: dict[str, float]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("settings", ["plain", "top-k", "min-p"])
-def test_the_law_of_trees_is_exact(monkeypatch: Patch, rule: str, settings: str) -> None:
+def test_the_law_of_trees_is_exact(rule: str, settings: str, monkeypatch: Patch) -> None:
     made, _ = asked(monkeypatch, rule)
     answer = made.apply()(*tree_batch(SETTINGS[settings]))
     assert [part.dtype for part in answer] == [torch.int32] * 3
@@ -123,7 +123,7 @@ def test_the_law_of_trees_is_exact(monkeypatch: Patch, rule: str, settings: str)
 
 
 @pytest.mark.parametrize("rule", ["recursive_rejection", "traversal"])
-def test_the_law_of_sampled_chains_is_exact(monkeypatch: Patch, rule: str) -> None:
+def test_the_law_of_sampled_chains_is_exact(rule: str, monkeypatch: Patch) -> None:
     """SGLang's rejection sampling: chains, with what each token was sampled from."""
     made, _ = asked(monkeypatch, rule)
     chains, q = sampled_chains(probs(table(51), {"temperature": 0.8}), ROWS, 1)
@@ -159,7 +159,7 @@ def greedy_walk(given: Any, choice: list[int]) -> tuple[list[int], list[int], li
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_greedy_batches_have_sglang_s_own_answer(monkeypatch: Patch, rule: str) -> None:
+def test_greedy_batches_have_sglang_s_own_answer(rule: str, monkeypatch: Patch) -> None:
     """All three tensors, in ragged trees with nodes that no link leads to. SGLang writes temperature 0 as top-k 1."""
     made, _ = asked(monkeypatch, rule)
     source, generator = random.Random(1), torch.Generator().manual_seed(1)
