@@ -80,7 +80,7 @@ endef
 .PHONY: help demo test tests bench lint types docs docs-serve figures clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-launch lane-unit lane-native kernels-full kernels-triton
 .PHONY: gpu-cache gpu-rehearsal
-.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real lane-sglang
+.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real check-sglang
 
 help: ## List the targets and the variables
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -164,8 +164,8 @@ lane-real: $(READY) $(REAL) ## Texts of real models against transformers; skippe
 	$(call lane,real,$(PYTEST) -q $(BY_CLASS) tests/real)
 
 # (the wheel is unpacked, not installed: its engine needs a GPU, and its requirements are those of another torch)
-lane-sglang: $(READY) ## The SGLang plugin against SGLang's own code on a CPU; fetches its wheel once, 39 MB
-	$(call lane,sglang,test -d build/sglang/sglang || { $(BIN)/python -m pip download -q --no-deps --only-binary=:all: \
+check-sglang: $(READY) ## The SGLang plugin against SGLang's own code on a CPU; fetches its wheel once, 39 MB
+	$(call lane,check-sglang,test -d build/sglang/sglang || { $(BIN)/python -m pip download -q --no-deps --only-binary=:all: \
 	  --python-version 3.11 --platform manylinux_2_34_x86_64 --disable-pip-version-check -d build/sglang $(SGLANG) && \
 	  $(BIN)/python -m zipfile -e build/sglang/sglang-*.whl build/sglang; }; \
 	  SPECDEC_SGLANG=build/sglang $(PYTEST) -q tests/integrations/test_sglang_package.py)

@@ -75,8 +75,8 @@ def verify_with_another_slot(models: ModelPair, context: Text) -> Outcomes:
 def redraw_with_draft_noise(p: Sequence[float], q: Sequence[float], token: int) -> Distribution:
     """Distribution of the recovered token if the Gumbel noise that drew the draft token also draws from the residual.
 
-    A Gumbel-max is a race of exponential clocks with the weights as rates. That `token` won the draft's race at time t
-    shifts the clocks of the other tokens by q t, and t is exponential with rate 1.
+    A Gumbel-max is the first of exponential clocks with the weights as rates. Given that `token` came first at time t,
+    the clocks of the other tokens are shifted by q t, and t is exponential with rate 1.
 
     Args:
         p: The target's distribution.

@@ -1,4 +1,4 @@
-"""verify and verify_packed: exact laws, replay of plain sampling, layouts, and bad input."""
+"""verify and verify_packed: exact distributions, replay of plain sampling, layouts, and bad input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.markov_texts import DEPTH, ROOT, SETTINGS, VOCAB, law_p_value, logits_of, probs, sampled_chains, table
+from oracles.markov_texts import DEPTH, ROOT, SETTINGS, VOCAB, logits_of, probs, sampled_chains, table, text_p_value
 
 from specdec_fast import Draft, TokenDistributions, get_rule, verify, verify_packed, verify_trees
 from specdec_fast.embedding import emitted_tokens, flat_from_chains
@@ -32,16 +32,16 @@ def drafts(kind: str, rows: int = ROWS) -> tuple[torch.Tensor, torch.Tensor | No
     ("rule", "kind"),
     [("rejection", "sampled"), ("rejection", "deterministic"), ("block", "sampled"), ("replay", "deterministic")],
 )
-def test_the_joint_law_is_exact(rule: str, kind: str, settings: str) -> None:
+def test_the_joint_distribution_is_exact(rule: str, kind: str, settings: str) -> None:
     target = table(5)
     tokens, q = drafts(kind)
     out = verify(logits_of(target, tokens), tokens, q, rule=rule, **keys(ROWS), **SETTINGS[settings])  # type: ignore[arg-type]
     assert out.dtype == torch.int32 and out.shape == (ROWS, DEPTH + 1)
-    assert law_p_value(out, probs(target, SETTINGS[settings])) > 1e-3
+    assert text_p_value(out, probs(target, SETTINGS[settings])) > 1e-3
     assert 0 < int((out[:, 1] >= 0).sum()) < ROWS  # some drafts are accepted, some are not
 
 
-def test_drafts_of_draft_sample_keep_the_law() -> None:
+def test_drafts_of_draft_sample_keep_the_distribution() -> None:
     """Drafts sampled under the keys that verify them: the noise of each purpose is its own."""
     target, q = table(5), TokenDistributions.of(table(51), temperature=0.8)
     every, tokens = keys(ROWS), torch.full((ROWS, DEPTH + 1), ROOT)
@@ -51,12 +51,12 @@ def test_drafts_of_draft_sample_keep_the_law() -> None:
         numbers = torch.full((ROWS,), at, dtype=torch.int32)
         tokens[:, at + 1] = draft_sample(dists.logits, *dists.stats, every["seeds"], positions, numbers)
     out = verify(logits_of(target, tokens[:, 1:]), tokens[:, 1:], q.probs()[tokens[:, :-1]], **every)
-    assert law_p_value(out, probs(target, {})) > 1e-3
+    assert text_p_value(out, probs(target, {})) > 1e-3
 
 
 @pytest.mark.parametrize("mistake", ["softmax q of an arg-max draft", "other row's q", "shared draws", "cold target"])
-def test_mistakes_of_a_caller_show_in_the_law(mistake: str) -> None:
-    """The law test has the power to see what an adapter gets wrong."""
+def test_mistakes_of_a_caller_show_in_the_distribution(mistake: str) -> None:
+    """The test of distributions has the power to see what an adapter gets wrong."""
     target = table(5)
     tokens, q = drafts("sampled")
     assert q is not None
@@ -70,7 +70,7 @@ def test_mistakes_of_a_caller_show_in_the_law(mistake: str) -> None:
     else:
         options["temperature"] = 0.9
     out = verify(logits_of(target, tokens), tokens, q, **options)
-    assert law_p_value(out, probs(target, {})) < 1e-6
+    assert text_p_value(out, probs(target, {})) < 1e-6
 
 
 def test_replay_emits_what_plain_sampling_emits() -> None:

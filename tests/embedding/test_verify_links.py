@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.markov_texts import ROOT, law_p_value, logits_of, probs, sampled_chains, table
+from oracles.markov_texts import ROOT, logits_of, probs, sampled_chains, table, text_p_value
 
 from specdec_fast import Draft, TokenDistributions, verify_trees
 from specdec_fast.embedding import links_from_parents, verify_links
@@ -54,7 +54,7 @@ def test_the_answer_is_that_of_the_same_draft(rule: str, sampled: bool) -> None:
     assert torch.equal(found.path[:, 0], torch.arange(rows, dtype=torch.int32) * wide)
 
 
-def test_sampled_chains_keep_the_law() -> None:
+def test_sampled_chains_keep_the_distribution() -> None:
     """The layout that SGLang has under rejection sampling: links of a chain, and a distribution for each token."""
     target, rows = table(5), 20_000
     chains, q = sampled_chains(probs(table(51), {"temperature": 0.8}), rows, 1)
@@ -75,7 +75,7 @@ def test_sampled_chains_keep_the_law() -> None:
         ahead = torch.cat([chains, torch.full((rows, 1), -1)], 1)
         out = torch.where(places < found.num_accepted[:, None], ahead, -1)
         out = torch.where(places == found.num_accepted[:, None], found.next_token[:, None], out)
-        assert law_p_value(out, probs(target, {})) > 1e-3
+        assert text_p_value(out, probs(target, {})) > 1e-3
         assert 0.1 < float(found.num_accepted.float().mean()) < 2
 
 

@@ -1,4 +1,4 @@
-"""verify_trees: exact laws of trees of every proposal kind, replay, and bad input."""
+"""verify_trees: exact distributions of trees of every proposal kind, replay, and bad input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.markov_texts import ROOT, SETTINGS, VOCAB, law_p_value, probs, table
+from oracles.markov_texts import ROOT, SETTINGS, VOCAB, probs, table, text_p_value
 
 from specdec_fast import Draft, ProposalKind, TokenDistributions, verify, verify_trees
 from specdec_fast.embedding import emitted_tokens
@@ -48,19 +48,19 @@ def keys(rows: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "kind", [ProposalKind.DETERMINISTIC, ProposalKind.SAMPLED, ProposalKind.SAMPLED_WITHOUT_EARLIER]
 )
-def test_the_joint_law_is_exact(rule: str, kind: ProposalKind) -> None:
+def test_the_joint_distribution_is_exact(rule: str, kind: ProposalKind) -> None:
     target, settings = table(5), "plain" if rule == "replay" else "top-p"
     draft, before = sampled_trees(kind)
     acceptance = verify_trees(target[before], draft, rule=rule, **keys(ROWS), **SETTINGS[settings])  # type: ignore[arg-type]
     out = emitted_tokens(draft, acceptance)
     assert out.dtype == torch.int32 and out.shape == (ROWS, 3)
-    assert law_p_value(out, probs(target, SETTINGS[settings])) > 1e-3
+    assert text_p_value(out, probs(target, SETTINGS[settings])) > 1e-3
     assert torch.equal((out >= 0).sum(1), acceptance.num_accepted.long() + 1)
     assert 0.3 < float(acceptance.num_accepted.float().mean()) < 2
 
 
 @pytest.mark.parametrize("mistake", ["with replacement", "arg-max drafts, softmax q", "wrong parent"])
-def test_mistakes_of_a_caller_show_in_the_law(mistake: str) -> None:
+def test_mistakes_of_a_caller_show_in_the_distribution(mistake: str) -> None:
     target = table(5)
     draft, before = sampled_trees(ProposalKind.SAMPLED_WITHOUT_EARLIER, apart=2)
     if mistake == "with replacement":
@@ -72,7 +72,7 @@ def test_mistakes_of_a_caller_show_in_the_law(mistake: str) -> None:
         draft, before = sampled_trees(ProposalKind.DETERMINISTIC, apart=2)
         draft.dists, draft.proposal_kinds, draft.dist_index = sources, kinds, index
     acceptance = verify_trees(target[before], draft, rule="recursive_rejection", **keys(ROWS))
-    assert law_p_value(emitted_tokens(draft, acceptance), probs(target, {})) < 1e-6
+    assert text_p_value(emitted_tokens(draft, acceptance), probs(target, {})) < 1e-6
 
 
 def test_replay_of_a_tree_is_replay_of_a_chain() -> None:

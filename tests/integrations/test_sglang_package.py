@@ -1,6 +1,6 @@
 """The plugin against SGLang 0.5.23 itself: its names, its hooks, its trees and its greedy verification, on a CPU.
 
-The package needs no installation: SPECDEC_SGLANG names a folder with its unpacked wheel (`make lane-sglang`). Its
+The package needs no installation: SPECDEC_SGLANG names a folder with its unpacked wheel (`make check-sglang`). Its
 engine, which needs a GPU, is not run.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import sglang_stand_in as stand_in
+from oracles import fake_sglang as fake
 
 from specdec_fast.embedding import links_from_parents, mask_from_parents, parents_from_links, parents_from_mask
 from specdec_fast.integrations.sglang import hook
@@ -34,7 +34,7 @@ def package() -> Path | None:
 
 
 FOLDER = package()
-pytestmark = pytest.mark.skipif(FOLDER is None, reason="sglang is not there; `make lane-sglang` fetches its wheel")
+pytestmark = pytest.mark.skipif(FOLDER is None, reason="sglang is not there; `make check-sglang` fetches its wheel")
 
 
 def tree_of(name: str) -> ast.Module:
@@ -92,21 +92,21 @@ def test_the_names_that_the_plugin_reads_exist() -> None:
 def test_its_registry_applies_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's own registry, on a module with the function's name; importers of the function are patched too."""
     assert FOLDER is not None
-    stand = stand_in.install(monkeypatch)
+    stand = fake.install(monkeypatch)
     name = "sglang.srt.plugins.hook_registry"
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name.replace('.', '/')}.py")
     assert spec is not None and spec.loader is not None
     registry = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(registry)
     monkeypatch.setitem(sys.modules, name, registry)
-    module, plain = stand.modules[hook.MODULE], stand_in.eagle_sample
-    monkeypatch.setattr(stand_in, "eagle_sample", plain)  # restores it: the registry patches all that import it
+    module, plain = stand.modules[hook.MODULE], fake.eagle_sample
+    monkeypatch.setattr(fake, "eagle_sample", plain)  # restores it: the registry patches all that import it
     hook.install("replay")
     registry.HookRegistry.apply_hooks()
-    assert vars(module)["eagle_sample"] is not plain and vars(module)["eagle_sample"] is stand_in.eagle_sample
-    given = stand_in.verify_input(torch.tensor([[-1, 0]]), torch.tensor([[0, 1]]))
-    predict, lengths, accept_index = stand_in.eagle_sample(
-        given, stand_in.batch([3]), stand_in.logits_output(torch.zeros(2, 4)), None, watermark_state=None
+    assert vars(module)["eagle_sample"] is not plain and vars(module)["eagle_sample"] is fake.eagle_sample
+    given = fake.verify_input(torch.tensor([[-1, 0]]), torch.tensor([[0, 1]]))
+    predict, lengths, accept_index = fake.eagle_sample(
+        given, fake.batch([3]), fake.logits_output(torch.zeros(2, 4)), None, watermark_state=None
     )
     assert predict.shape == (2,) and 1 <= int(lengths[0]) <= 2 and accept_index[0, 0] == 0
     with pytest.raises(hook.RefusalError, match="got another hook"):
@@ -135,13 +135,13 @@ def test_its_trees_and_its_greedy_verification() -> None:
     depth = mask_from_parents(parents).sum(-1) - 1
     assert torch.equal(found["positions"], found["lengths"][:, None] + depth)
     rows, nodes = found["tokens"].shape
-    given = stand_in.verify_input(parents, found["tokens"], max_tree_depth=found["accept_index"].shape[1])
+    given = fake.verify_input(parents, found["tokens"], max_tree_depth=found["accept_index"].shape[1])
     cold: dict[str, Any] = {"top_ks": torch.ones(rows, dtype=torch.int32), "need_top_k_sampling": True}
-    batch, logits = stand_in.batch(found["lengths"].tolist(), **cold), stand_in.logits_output(found["logits"].float())
+    batch, logits = fake.batch(found["lengths"].tolist(), **cold), fake.logits_output(found["logits"].float())
     with pytest.MonkeyPatch.context() as patch:
-        stand_in.install(patch)
+        fake.install(patch)
         for rule in hook.RULES:
-            predict, lengths, accept_index = TreeSampler(rule)(stand_in.eagle_sample, given, batch, logits)
+            predict, lengths, accept_index = TreeSampler(rule)(fake.eagle_sample, given, batch, logits)
             assert torch.equal(accept_index, found["accept_index"].int())
             assert torch.equal(lengths, found["correct"].int() + 1) and int(found["correct"].max()) > 0
             assert torch.equal(predict, found["predict"].int())

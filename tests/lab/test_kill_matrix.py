@@ -50,7 +50,7 @@ def test_the_mutant_is_killed(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_noise_that_is_used_twice_has_the_stated_distribution(seed: int) -> None:
-    """The closed form of the mutant against draws of its own race."""
+    """The closed form of the mutant against draws."""
     source = np.random.default_rng(seed)
     p, q = (source.dirichlet(np.ones(3)) for _ in range(2))
     noise = source.gumbel(size=(400_000, 3))

@@ -33,7 +33,7 @@ def probs(logits: Tensor, settings: dict[str, float]) -> np.ndarray:
     return np.stack([dist(row, own["temperature"], int(own["top_k"]), own["top_p"], own["min_p"]) for row in rows])
 
 
-def text_law(after: np.ndarray, length: int = DEPTH + 1) -> dict[tuple[int, ...], float]:
+def text_dist(after: np.ndarray, length: int = DEPTH + 1) -> dict[tuple[int, ...], float]:
     """Probability of every text of `length` tokens behind the root."""
     found = {}
     for text in product(range(VOCAB), repeat=length):
@@ -58,8 +58,8 @@ def logits_of(target: Tensor, drafted: Tensor) -> Tensor:
     return target[torch.cat([torch.full((drafted.shape[0], 1), ROOT), drafted.long()], 1)]
 
 
-def law_p_value(out: Tensor, after: np.ndarray) -> float:
-    """Tests the joint law of the emitted texts. Shorter ones are completed from the exact law.
+def text_p_value(out: Tensor, after: np.ndarray) -> float:
+    """Tests the joint distribution of the emitted texts. Shorter ones are completed from the exact distribution.
 
     Args:
         out: Emitted tokens, [rows, length], padded with -1.
@@ -73,4 +73,4 @@ def law_p_value(out: Tensor, after: np.ndarray) -> float:
         if len(before):
             whole[missing, at] = torch.multinomial(p[before], 1, generator=source)[:, 0]
     counts = Counter(map(tuple, whole.tolist()))
-    return p_value(counts, text_law(after, whole.shape[1]))
+    return p_value(counts, text_dist(after, whole.shape[1]))

@@ -9,9 +9,6 @@ from __future__ import annotations
 import logging
 import os
 
-RULE_VARIABLE = "SPECDEC_SGLANG_RULE"
-"""Environment variable with the name of the rule."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -23,9 +20,9 @@ def register() -> str:
     Returns:
         What was done, in one sentence.
     """
-    rule = os.environ.get(RULE_VARIABLE, "").strip()
+    rule = os.environ.get("SPECDEC_SGLANG_RULE", "").strip()
     if not rule:
-        return f"{RULE_VARIABLE} is not set, so SGLang verifies drafts itself"
+        return "SPECDEC_SGLANG_RULE is not set, so SGLang verifies drafts itself"
     try:
         from specdec_fast.integrations.sglang.hook import install
 

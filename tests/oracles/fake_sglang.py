@@ -1,4 +1,4 @@
-"""A stand-in for the parts of SGLang 0.5.23 that the plugin touches: modules, a batch, and its tensors.
+"""A fake of the parts of SGLang 0.5.23 that the plugin touches: modules, a batch, and its tensors.
 
 `tests/integrations/test_sglang_package.py` compares names and tensors with the package itself where it can be had.
 """
@@ -54,7 +54,7 @@ class Group:
 
 
 @dataclass
-class StandIn:
+class FakePackage:
     """The modules, with what tests change."""
 
     hooks: dict[str, list[Any]] = field(default_factory=dict)
@@ -68,9 +68,9 @@ class StandIn:
         return lambda *args, **kwargs: hook(eagle_sample, *args, **kwargs)
 
 
-def install(patch: pytest.MonkeyPatch, version: str = VERSION) -> StandIn:
-    """Puts the stand-in modules in place of the package."""
-    made = StandIn(
+def install(patch: pytest.MonkeyPatch, version: str = VERSION) -> FakePackage:
+    """Puts the fake modules in place of the package."""
+    made = FakePackage(
         settings=SimpleNamespace(speculative_accept_threshold_single=1.0, speculative_accept_threshold_acc=1.0)
     )
 
