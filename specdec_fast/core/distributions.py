@@ -103,14 +103,7 @@ class TokenDistributions:
         wide = probs if probs.dtype == torch.float64 else probs.float()
         total = wide.sum(1)
         if probs.is_cpu if check is None else check:
-            bad = ~((wide >= 0).all(1) & ((total - 1).abs() <= _MOST_ROUNDING))
-            if bool(bad.any()):
-                row = int(bad.nonzero()[0, 0])
-                raise ValueError(
-                    f"probs: row {row}: got numbers from {float(wide[row].min()):.4g} that add up to "
-                    f"{float(total[row]):.4g}; expected probabilities that add up to 1; pass logits to "
-                    "TokenDistributions.of instead, or normalise the row"
-                )
+            check_probs(wide, total)
         cut, last = torch.full_like(total, -torch.inf), wide.shape[1] - 1
         tie_id = torch.full_like(total, last, dtype=torch.int32)
         return TokenDistributions(wide.log(), torch.ones_like(total), total.log(), cut, tie_id, token_ids)
@@ -176,6 +169,30 @@ class TokenDistributions:
         kept = ((logits > cut) | ((logits == cut) & (ids <= tie))) & (logits > float("-inf"))
         scaled = torch.where(kept, logits, 0.0) * self.inv_t[:, None].to(dtype) - self.lse[:, None].to(dtype)
         return torch.where(kept, scaled.exp(), 0.0)
+
+
+def check_probs(probs: Tensor, total: Tensor, used: Tensor | None = None) -> None:
+    """Checks that rows are probabilities. On a GPU it waits.
+
+    Args:
+        probs: [R, V].
+        total: Sum of each row, [R].
+        used: Rows that are checked, bool [R]; None for all.
+
+    Raises:
+        ValueError: If a row has a negative number or NaN, or does not add up to 1 within 1 %.
+    """
+    if not len(probs):
+        return
+    bad = ~((probs.amin(1) >= 0) & ((total - 1).abs() <= _MOST_ROUNDING))
+    bad = bad if used is None else bad & used
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        raise ValueError(
+            f"probs: row {row}: got numbers from {float(probs[row].min()):.4g} that add up to {float(total[row]):.4g}; "
+            "expected probabilities that add up to 1; pass logits to TokenDistributions.of instead, or normalise the "
+            "row"
+        )
 
 
 class PendingDistributions(TokenDistributions):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.distributions import TokenDistributions, check_probs
 
 
 @dataclass(slots=True, eq=False)
@@ -190,11 +190,12 @@ def _with_probs(chains: ChainBatch, probs: Tensor | None, valid: Tensor, nodes: 
     """Returns the chains with draft distributions: row i of `probs` is that of node `nodes[i]` if it is valid."""
     if probs is None or not len(probs):
         return chains
+    dists = TokenDistributions.from_probs(probs, check=False)
     if probs.is_cpu:
-        TokenDistributions.from_probs(probs[valid])  # values of padding are not read
+        check_probs(probs, dists.lse.exp(), valid)  # values of padding are not read
     chains.kinds[nodes] = valid.to(torch.int8)
     chains.dist_index[nodes] = torch.where(valid, torch.arange(len(probs), device=probs.device), -1).to(torch.int32)
-    return replace(chains, dists=TokenDistributions.from_probs(probs, check=False))
+    return replace(chains, dists=dists)
 
 
 def _as_rows(probs: Tensor, shape: tuple[int, ...], vocab_size: int) -> Tensor:
