@@ -60,6 +60,9 @@ REAL := $(if $(filter no,$(MODELS)),,$(STAMPS)/real)
 RAY := $(STAMPS)/ray
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
+# The version of SGLang that its plugin knows (specdec_fast/integrations/sglang/hook.py).
+SGLANG := sglang==0.5.23
+
 # An environment, $$other, with the Triton that TRITON names and the other packages of $(VENV).
 OTHER_TRITON = other=$(VENV)/$(subst ==,-,$(TRITON)); \
   test -x $$other/bin/python || $(BIN)/python -m venv $$other; \
@@ -78,7 +81,7 @@ endef
 .PHONY: help demo test tests bench lint types docs docs-serve figures clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-launch lane-unit lane-native kernels-full kernels-triton
 .PHONY: gpu-cache gpu-rehearsal
-.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real lane-ray
+.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real lane-ray check-sglang
 
 help: ## List the targets and the variables
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -164,6 +167,13 @@ lane-real: $(READY) $(REAL) ## Texts of real models against transformers; skippe
 lane-ray: $(READY) $(RAY) ## Replicas behind Ray Serve, one of them killed, in an environment of its own; skipped where ray is not to be had
 	$(call lane,ray,if test -e $(STAMPS)/ray; then export PYTHONPATH='$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests'; \
 	  $(VENV)/ray/bin/python -m pytest $(PYTEST_ARGS) -q -W ignore tests/integrations/test_serve_ray.py; else echo 'skipped: no ray'; fi)
+
+# (the wheel is unpacked, not installed: its engine needs a GPU, and its requirements are those of another torch)
+check-sglang: $(READY) ## The SGLang plugin against SGLang's own code on a CPU; fetches its wheel once, 39 MB
+	$(call lane,check-sglang,test -d build/sglang/sglang || { $(BIN)/python -m pip download -q --no-deps --only-binary=:all: \
+	  --python-version 3.11 --platform manylinux_2_34_x86_64 --disable-pip-version-check -d build/sglang $(SGLANG) && \
+	  $(BIN)/python -m zipfile -e build/sglang/sglang-*.whl build/sglang; }; \
+	  SPECDEC_SGLANG=build/sglang $(PYTEST) -q tests/integrations/test_sglang_package.py)
 
 lane-native: $(READY) ## Tests of the build, and the C++ kernels under the address and undefined-behaviour sanitizers
 	$(call lane,native,$(PYTEST) -q $(NATIVE_TESTS))

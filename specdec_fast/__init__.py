@@ -27,6 +27,9 @@ _HOME = {  # exported name -> module that defines it
     "get_drafter": "drafters",
     "get_rule": "rules",
     "load": "loading",
+    "verify": "embedding",
+    "verify_packed": "embedding",
+    "verify_trees": "embedding",
 }
 
 __all__ = ["__version__", *_HOME]
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
     from specdec_fast.core.draft import Draft as Draft
     from specdec_fast.core.proposal_kind import ProposalKind as ProposalKind
     from specdec_fast.drafters import get_drafter as get_drafter
+    from specdec_fast.embedding import verify as verify
+    from specdec_fast.embedding import verify_packed as verify_packed
+    from specdec_fast.embedding import verify_trees as verify_trees
     from specdec_fast.engine.engine import Engine as Engine
     from specdec_fast.engine.request import Handle as Handle
     from specdec_fast.interfaces import Acceptance as Acceptance

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec_fast.core.sampling_rows import PerRow, sampling_rows
 from specdec_kernels import Overlay, distribution_stats
 from specdec_kernels.dispatch import argument_checks
+
+_MOST_ROUNDING = 0.01  # bfloat16 sums of large vocabularies are off by less
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +48,65 @@ class TokenDistributions:
     token_ids: Tensor | None = None
     mass: Tensor | None = None
     overlay: Overlay | None = None
+
+    @staticmethod
+    def of(
+        logits: Tensor,
+        *,
+        temperature: PerRow = 1.0,
+        top_k: PerRow = 0,
+        top_p: PerRow = 1.0,
+        min_p: PerRow = 0.0,
+        token_ids: Tensor | None = None,
+    ) -> TokenDistributions:
+        """Computes the distributions of logits. Each parameter is one number for all rows, or one for each row.
+
+        The parameters mean what they mean in `SamplingParams`, and have the same defaults.
+
+        Args:
+            logits: Any float dtype, [R, V], after the caller's own processors. It is kept, not copied.
+            temperature: 0 is greedy.
+            top_k: 0 and -1 are off.
+            top_p: 1 is off.
+            min_p: 0 is off.
+            token_ids: Target vocabulary id of each column, int64 [V], for draft models with a vocabulary of their own.
+
+        Returns:
+            R distributions.
+
+        Raises:
+            ValueError: If a shape or value is wrong. Values on a GPU are not read.
+        """
+        argument_checks.check_logits("TokenDistributions.of", "logits", logits, "R")
+        rows = sampling_rows(logits.shape[0], logits.device, temperature, top_k, top_p, min_p)
+        inv_t, lse, cut, tie_id, mass = distribution_stats(logits, *rows, masses=True)
+        return TokenDistributions(logits, inv_t, lse, cut, tie_id, token_ids, mass)
+
+    @staticmethod
+    def from_probs(probs: Tensor, *, token_ids: Tensor | None = None, check: bool | None = None) -> TokenDistributions:
+        """Returns distributions with given probabilities: of a draft model that another program sampled from.
+
+        Rows are normalised, so that rounding of their sums does no harm. Zeros stay exactly zero.
+
+        Args:
+            probs: Any float dtype, [R, V]: what the tokens were sampled from, after temperature and filters.
+            token_ids: Target vocabulary id of each column, int64 [V], for draft models with a vocabulary of their own.
+            check: Whether to check the values. None checks them on a CPU only, since a GPU would have to wait.
+
+        Returns:
+            R distributions.
+
+        Raises:
+            ValueError: If a row has a negative number or NaN, or does not add up to 1 within 1 %.
+        """
+        argument_checks.check_logits("TokenDistributions.from_probs", "probs", probs, "R")
+        wide = probs if probs.dtype == torch.float64 else probs.float()
+        total = wide.sum(1)
+        if probs.is_cpu if check is None else check:
+            check_probs(wide, total)
+        cut, last = torch.full_like(total, -torch.inf), wide.shape[1] - 1
+        tie_id = torch.full_like(total, last, dtype=torch.int32)
+        return TokenDistributions(wide.log(), torch.ones_like(total), total.log(), cut, tie_id, token_ids)
 
     @property
     def stats(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -107,6 +169,30 @@ class TokenDistributions:
         kept = ((logits > cut) | ((logits == cut) & (ids <= tie))) & (logits > float("-inf"))
         scaled = torch.where(kept, logits, 0.0) * self.inv_t[:, None].to(dtype) - self.lse[:, None].to(dtype)
         return torch.where(kept, scaled.exp(), 0.0)
+
+
+def check_probs(probs: Tensor, total: Tensor, used: Tensor | None = None) -> None:
+    """Checks that rows are probabilities. On a GPU it waits.
+
+    Args:
+        probs: [R, V].
+        total: Sum of each row, [R].
+        used: Rows that are checked, bool [R]; None for all.
+
+    Raises:
+        ValueError: If a row has a negative number or NaN, or does not add up to 1 within 1 %.
+    """
+    if not len(probs):
+        return
+    bad = ~((probs.amin(1) >= 0) & ((total - 1).abs() <= _MOST_ROUNDING))
+    bad = bad if used is None else bad & used
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        raise ValueError(
+            f"probs: row {row}: got numbers from {float(probs[row].min()):.4g} that add up to {float(total[row]):.4g}; "
+            "expected probabilities that add up to 1; pass logits to TokenDistributions.of instead, or normalise the "
+            "row"
+        )
 
 
 class PendingDistributions(TokenDistributions):

@@ -17,7 +17,9 @@ from specdec_fast.core import draft_validation
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.former_names import explain_arguments
 from specdec_fast.core.proposal_kind import ProposalKind as ProposalKind
+from specdec_fast.core.tree_lists import Tree, host_list, is_chain, pack_sources, pack_trees
 from specdec_kernels import TreePlan, tree_plan
 
 
@@ -133,64 +135,57 @@ class Draft:
         )
 
     @staticmethod
+    @explain_arguments(place="Draft.trees")
     def trees(
         rows: Sequence[int],
-        trees: Sequence[tuple[Sequence[int], Sequence[int]]],
+        trees: Sequence[Tree],
         *,
+        kinds: Sequence[Sequence[int] | Tensor] | None = None,
+        dist_rows: Sequence[Sequence[int] | Tensor] | None = None,
+        dists: TokenDistributions | None = None,
         score_only: Sequence[bool] | None = None,
         device: torch.device | str = "cpu",
     ) -> Draft:
-        """Builds trees of deterministic tokens from host lists.
+        """Builds trees from lists, or from vectors, which are read on the host.
 
         Args:
             rows: Row of each request.
             trees: Tokens and parents of each request, root first with parent -1.
-            score_only: Whether each of the M nodes is scored and never accepted. None if none is.
+            kinds: `ProposalKind` of each node, root not counted. None: `SAMPLED` for nodes with a distribution, else
+                `DETERMINISTIC`.
+            dist_rows: Row of `dists` from which each token was sampled, root not counted; -1 for deterministic nodes.
+                None if all tokens are deterministic.
+            dists: Distributions of the sampled tokens.
+            score_only: Whether each packed node is scored and never accepted, roots included. None: none of them.
             device: Device of the draft.
 
         Returns:
-            A draft of B trees. If all of them are chains without score-only nodes, it is that of `chains`.
+            A draft of B trees. If all of them are chains without score-only nodes, `is_chain` is true.
 
         Raises:
-            ValueError: If a parent does not precede its child, or if a tree has other numbers of tokens and parents.
+            ValueError: If a parent does not precede its child, if numbers of nodes differ, or if a sampled token has no
+                distribution.
         """
-        if score_only is None and all(_is_chain(*tree) for tree in trees):
-            return Draft.chains(rows, [row_tokens for row_tokens, _ in trees], device=device)
-        offsets, depth_bound = [0], 0
-        tokens: list[int] = []
-        parents: list[int] = []
-        for index, (row_tokens, row_parents) in enumerate(trees):
-            if len(row_tokens) != len(row_parents):
-                raise ValueError(
-                    f"tree of row {rows[index]}: got {len(row_tokens)} tokens and {len(row_parents)} parents; "
-                    "expected one parent per token"
-                )
-            depths: list[int] = []
-            for node, parent in enumerate(row_parents):
-                if 0 <= parent < node:
-                    depths.append(depths[parent] + 1)
-                elif node == 0 and parent == -1:
-                    depths.append(0)
-                else:
-                    raise ValueError(
-                        f"tree of row {rows[index]}, node {node}: got parent {parent}; expected -1 for node 0 and an "
-                        "earlier node otherwise; order the nodes so that parents precede their children"
-                    )
-            depth_bound = max(depth_bound, max(depths, default=0))
-            tokens.extend(row_tokens)
-            parents.extend(row_parents)
-            offsets.append(len(tokens))
-        counts = tuple(b - a for a, b in zip(offsets, offsets[1:]))
+        listed = [(host_list(row_tokens), host_list(row_parents)) for row_tokens, row_parents in trees]
+        chained = score_only is None and all(is_chain(*tree) for tree in listed)
+        if chained and kinds is None and dist_rows is None:
+            return Draft.chains(rows, [row_tokens for row_tokens, _ in listed], dists=dists, device=device)
+        tokens, parents, counts, deepest = pack_trees(rows, listed)
         made = Draft.packed(
             rows,
             host_to_device(tokens, torch.int64, device),
             host_to_device(parents, torch.int32, device),
             counts,
-            depth_bound,
+            deepest,
         )
-        if score_only is None:
-            return made
-        return replace(made, score_only=host_to_device(list(score_only), torch.bool, device))
+        if kinds is not None or dist_rows is not None:
+            own_kinds, own_rows = pack_sources(rows, counts, kinds, dist_rows)
+            made.proposal_kinds = host_to_device(own_kinds, torch.int8, device)
+            made.dist_index = host_to_device(own_rows, torch.int32, device)
+        made.is_chain, made.dists = chained, dists
+        if score_only is not None:
+            made.score_only = host_to_device(list(score_only), torch.bool, device)
+        return made
 
     @staticmethod
     def packed(
@@ -344,8 +339,3 @@ class Draft:
             ValueError: If a part has a wrong shape, dtype or value.
         """
         draft_validation.check_draft(self, vocab_size, roots, wait)
-
-
-def _is_chain(tokens: Sequence[int], parents: Sequence[int]) -> bool:
-    """Whether every node follows the one before it."""
-    return len(tokens) == len(parents) and all(parent == node - 1 for node, parent in enumerate(parents))

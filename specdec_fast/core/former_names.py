@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar
 
-RENAMED_RULES = {"token": "rejection", "tree": "recursive_rejection"}
+RENAMED_RULES = {"token": "rejection", "tree": "recursive_rejection", "ordered": "recursive_rejection"}
 """Former name -> name of each verification rule that was renamed."""
 
 RENAMED_PICKS = {"drawn": "sampled", "chosen": "deterministic"}
@@ -71,6 +71,19 @@ FOREIGN_ARGUMENTS = {
         "prompt_token_ids": "prompts",
         "input_ids": "prompts",
         "inputs": "prompts",
+    },
+    "Draft.trees": {
+        "drawn": "kinds",
+        "proposal_kinds": "kinds",
+        "laws": "dists",
+        "distributions": "dists",
+        "dist_index": "dist_rows",
+    },
+    "verify": {
+        "draft_token_ids": "draft_tokens",
+        "target_logits": "logits",
+        "generators": "seeds",
+        "cu_num_draft_tokens": "call verify_packed, which takes flat draft_token_ids",
     },
     "Engine.encode_chat": {"conversation": "messages", "chat_template_kwargs": "template_options"},
     "load": {

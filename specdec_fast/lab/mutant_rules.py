@@ -10,6 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from specdec_fast.lab.mutant_states import (
+    after_a_rejection,
+    last_token_at_the_edge,
+    ranks_draw_their_own_seeds,
+    read_first_column_after_no_drafts,
+    redraw_with_draft_noise,
+    verify_with_another_slot,
+)
 from specdec_fast.lab.mutant_steps import (
     After,
     Chain,
@@ -70,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "arg-max draft, softmax q",
         "The draft token is the arg-max of q, but the test divides by its softmax probability.",
-        "Draft & Verify; jaymody #3; transformers #47932",
+        "Draft & Verify; jaymody #3; transformers #47932; Gemma 4 assistant in transformers 5.24.0",
         Chain(draft_dist=lambda q: point_mass(likeliest(q)[0], len(q))),
     ),
     Mutant(
@@ -196,7 +204,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "uniform 0 accepts",
         "A uniform of exactly 0 accepts a token that has probability 0 under p.",
-        "EAGLE, LLMSpeculativeSampling",
+        "EAGLE, LLMSpeculativeSampling; sglang #35771",
         Chain(accept=lambda p, q, token: max(accept_probability(p, q, token), 2.0**-24)),
     ),
     Mutant(
@@ -251,6 +259,54 @@ MUTANTS: tuple[Mutant, ...] = (
         "Block verification samples the recovered token from (p - q)+ instead of (w p - q)+.",
         "vllm-ascend #7807",
         block_of_two(stop_at_failure=False, rejection_residual=True),
+        noticed_by="joint distribution",
+    ),
+    Mutant(
+        "draft noise redraws the residual",
+        "The Gumbel noise that drew the draft token also draws the recovered token.",
+        "vLLM #47386, #54282",
+        Chain(residual=redraw_with_draft_noise),
+    ),
+    Mutant(
+        "state of rejected tokens stays",
+        "After a rejection, the state holds the rejected token as well as the recovered one.",
+        "transformers #49036, z-lab/dflash #172",
+        after_a_rejection(lambda context, rejected, recovered: (*context, rejected, recovered)),
+        noticed_by="joint distribution",
+    ),
+    Mutant(
+        "state column 0 after a step without drafts",
+        "The step after one without drafts reads the state before that step's token.",
+        "vLLM #39273, #52942",
+        read_first_column_after_no_drafts,
+        noticed_by="joint distribution",
+    ),
+    Mutant(
+        "rollback is applied again",
+        "The rollback of a rejection is applied again in the next step, which removes the recovered token.",
+        "llama-cpp-turboquant #352",
+        after_a_rejection(lambda context, rejected, recovered: context),
+        noticed_by="joint distribution",
+    ),
+    Mutant(
+        "draft distribution of another slot",
+        "The test divides by the draft distribution of another request of the batch.",
+        "1Cat-vLLM #656",
+        verify_with_another_slot,
+    ),
+    Mutant(
+        "uniform 1 takes the last token",
+        "A uniform of exactly 1 passes the end of the cumulative sum, and the last token is emitted.",
+        "seeded draws of SGLang, since clamped",
+        Chain(
+            residual=lambda p, q, token: last_token_at_the_edge(positive_part(p, q)), bonus_dist=last_token_at_the_edge
+        ),
+    ),
+    Mutant(
+        "ranks draw their own seeds",
+        "Tensor-parallel ranks draw seeds from their own generators, so each goes on with another token.",
+        "local-inference-lab/vllm #98",
+        ranks_draw_their_own_seeds,
         noticed_by="joint distribution",
     ),
 )

@@ -200,3 +200,34 @@ def test_a_plan_is_made_for_the_largest_row(monkeypatch: pytest.MonkeyPatch) -> 
     packed_shape_module._remembered_layout.cache_clear()
     Draft.chains([0, 1], [[1], [2, 3, 4, 5]])
     assert bounds == [3, 4] and Draft.trees([], []).get_plan().depth.numel() == 0
+
+
+def test_trees_name_how_their_tokens_were_picked() -> None:
+    trees = [([7, 1, 2, 3], [-1, 0, 0, 1]), ([5], [-1]), ([], []), (torch.tensor([6, 4]), torch.tensor([-1, 0]))]
+    drawn = Draft.trees([0, 1, 2, 3], trees, dist_rows=[[0, -1, 2], [], [], [1]], dists=dists(3))
+    assert drawn.proposal_kinds.tolist() == [0, 1, 0, 1, 0, 0, 1]
+    assert drawn.dist_index.tolist() == [-1, 0, -1, 2, -1, -1, 1] and not drawn.is_chain
+    drawn.check(vocab_size=8)
+    kinds = [[ProposalKind.SAMPLED_WITHOUT_EARLIER, ProposalKind.DETERMINISTIC, 1], [], [], [1]]
+    named = Draft.trees([0, 1, 2, 3], trees, kinds=kinds, dist_rows=[[0, 2, 2], [], [], [1]], dists=dists(3))
+    assert named.proposal_kinds.tolist() == [0, 2, 0, 1, 0, 0, 1]
+    assert named.dist_index.tolist() == [-1, 0, -1, 2, -1, -1, 1]
+    named.check(vocab_size=8)
+    chain = Draft.trees([0], [([7, 1], [-1, 0])], dist_rows=[[0]], dists=dists(1))
+    assert chain.is_chain and chain.proposal_kinds.tolist() == [0, 1]
+    chain.check(vocab_size=8)
+    assert torch.equal(chain.dist_index, Draft.chains([0], [[7, 1]], dist_rows=[[0]], dists=dists(1)).dist_index)
+
+
+def test_trees_whose_kinds_do_not_fit() -> None:
+    tree = [([7, 1, 2], [-1, 0, 0])]
+    with pytest.raises(ValueError, match="dist_rows of row 4: got 1 of them; expected 2, one for each node"):
+        Draft.trees([4], tree, kinds=[[0, 0]], dist_rows=[[0]])
+    with pytest.raises(ValueError, match="kinds of row 4: got 3 of them; expected 2"):
+        Draft.trees([4], tree, kinds=[[0, 0, 0]])
+    with pytest.raises(ValueError, match=r"node 2: got proposal kind 1 and no distribution.*pass dist_rows and dists"):
+        Draft.trees([4], tree, kinds=[[0, 1]])
+    with pytest.raises(ValueError, match=r"specdec_fast.embedding.parent_first does"):
+        Draft.trees([4], [([7, 1, 2], [-1, 2, 0])])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'laws'; specdec-fast calls this dists"):
+        Draft.trees([4], tree, laws=dists(1))  # type: ignore[call-arg]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import specdec_fast
-from specdec_fast import Engine, SamplingParams, get_rule, load
+from specdec_fast import Draft, Engine, SamplingParams, get_rule, load, verify
 from specdec_fast.core import former_names
 from specdec_fast.drafters import make_drafter
 from specdec_fast.rules import rule_names
@@ -24,6 +24,8 @@ PLACES: dict[str, Callable[..., Any]] = {
     "Engine.generate": Engine.generate,
     "Engine.encode_chat": Engine.encode_chat,
     "load": load,
+    "Draft.trees": Draft.trees,
+    "verify": verify,
 }
 
 

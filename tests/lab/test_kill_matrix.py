@@ -11,6 +11,7 @@ from oracles.planted_rules import random_place
 from specdec_fast.lab.draw_counts import TEXT, WHOLE, Drawing
 from specdec_fast.lab.kill_matrix import SEEDS, distance, emitted_dist, judge, planted_folder, run_planted, true_dist
 from specdec_fast.lab.mutant_rules import CORRECT_RULES, MUTANTS, Mutant
+from specdec_fast.lab.mutant_states import redraw_with_draft_noise
 from specdec_fast.lab.mutant_steps import ModelPair, random_models
 from specdec_fast.lab.statistics import chi_square, draws_needed
 from specdec_fast.rules import get_rule
@@ -22,6 +23,10 @@ ONLY_JOINT = {
     "distribution of the wrong parent",
     "end of sequence inside a block",
     "block rule with the rejection residual",
+    "state of rejected tokens stays",
+    "state column 0 after a step without drafts",
+    "rollback is applied again",
+    "ranks draw their own seeds",
 }
 
 
@@ -41,6 +46,21 @@ def test_the_mutant_is_killed(mutant: Mutant) -> None:
     # the first-token test cannot detect these mutants, so the lab also tests joint distributions
     assert ("exact, first token" not in found.killers) == (mutant.name in ONLY_JOINT)
     assert (mutant.noticed_by == "joint distribution") == (mutant.name in ONLY_JOINT)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_that_is_used_twice_has_the_stated_distribution(seed: int) -> None:
+    """The closed form of the mutant against draws."""
+    source = np.random.default_rng(seed)
+    p, q = (source.dirichlet(np.ones(3)) for _ in range(2))
+    noise = source.gumbel(size=(400_000, 3))
+    drafted = (np.log(q) + noise).argmax(1)
+    with np.errstate(divide="ignore"):
+        again = (np.log(np.maximum(p - q, 0)) + noise).argmax(1)
+    for token in range(3):
+        if p[token] < q[token]:
+            seen = np.bincount(again[drafted == token], minlength=3) / max((drafted == token).sum(), 1)
+            assert np.allclose(seen, redraw_with_draft_noise(p.tolist(), q.tolist(), token), atol=8e-3)
 
 
 def test_mutants_have_unique_names() -> None:

@@ -67,6 +67,16 @@ class NoisyChain(_Noisy):
         return Draft.chains(rows, chains, device=view.device)
 
 
+class PausingChain(NoisyChain):
+    """Proposes chains in every second step, and nothing in the others."""
+
+    steps = 0
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        self.steps += 1
+        return super().propose(view, rows, Budget([limit * (self.steps % 2) for limit in budget.nodes]), rng)
+
+
 class NoisyTree(_Noisy):
     """Proposes random trees with the true continuation among wrong, equal and optionally score-only siblings."""
 

@@ -16,7 +16,7 @@ import specdec_fast.rules.rejection as token_module
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.chi_square import p_value
 from oracles.distributions import dist, joint
-from oracles.noisy_oracle import NoisyChain, NoisyTree
+from oracles.noisy_oracle import NoisyChain, NoisyTree, PausingChain
 from oracles.plain_decoding import plain_decode
 from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.core.draft import Draft
@@ -70,6 +70,7 @@ def texts_hold(kind: str) -> None:
     texts = [[*PROMPT, *text] for text in want]
     made = {
         "chain": lambda: NoisyChain(texts, 0.8, VOCAB, 4),
+        "pausing": lambda: PausingChain(texts, 0.8, VOCAB, 4),
         "tree": lambda: NoisyTree(texts, 0.8, VOCAB, 9),
         "draft_model": lambda: drafter(8, "coupled"),
     }[kind]()
@@ -92,6 +93,10 @@ def trees_hold() -> None:
 
 def chains_hold() -> None:
     texts_hold("chain")
+
+
+def chains_with_pauses_hold() -> None:
+    texts_hold("pausing")
 
 
 def coupled_drafts_hold() -> None:

@@ -1,0 +1,227 @@
+"""Verification of SGLang's draft trees in place of its `eagle_sample`, with the same tensors in and out.
+
+Tests: tests/integrations/test_sglang.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+from hashlib import blake2b
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_fast.core.device_transfer import host_to_device
+from specdec_fast.embedding import verify_links
+
+logger = logging.getLogger(__name__)
+
+Answer = tuple[Tensor, Tensor, Tensor]
+"""`predict` int32 [bs * D], accepted tokens with the next one int32 [bs], `accept_index` int32 [bs, depth]."""
+
+
+class TreeSampler:
+    """Wraps `eagle_sample`: trees are verified by a rule, and whatever it cannot verify goes to SGLang's own function.
+
+    Args:
+        rule: Name of the rule.
+    """
+
+    def __init__(self, rule: str) -> None:
+        self.rule = rule
+        self._told: set[str] = set()
+
+    def __call__(
+        self,
+        original: Callable[..., Answer],
+        verify_input: Any,
+        batch: Any,
+        logits_output: Any,
+        grammar_mask: Any = None,
+        *rest: Any,
+        **options: Any,
+    ) -> Answer:
+        """Verifies one batch. The parameters are those of `eagle_sample` in SGLang 0.5.23.
+
+        Args:
+            original: SGLang's own function.
+            verify_input: Draft tokens and links; `draft_probs` if the tokens were sampled.
+            batch: Requests, their lengths and their sampling parameters.
+            logits_output: The target's logits after every node, `next_token_logits` [bs * D, V].
+            grammar_mask: Mask of forbidden tokens, or None.
+            *rest: Further arguments of `eagle_sample`.
+            **options: Further arguments of `eagle_sample`.
+
+        Returns:
+            `predict`: the token after each accepted node, int32 [bs * D]. The number of emitted tokens, int32 [bs].
+            `accept_index`: the accepted nodes, root first and padded with -1, int32 [bs, depth].
+        """
+        arguments = (verify_input, batch, logits_output, grammar_mask, *rest)
+        if batch.forward_mode.is_idle():
+            return original(*arguments, **options)
+        try:
+            reason = why_not(batch, rest, options)
+            if reason is None:
+                return self._verify(verify_input, batch, logits_output, grammar_mask)
+        except Exception as error:  # SGLang's function serves the batch, whose logits are as they were
+            reason = f"{type(error).__name__}: {error}"
+        if reason not in self._told:
+            self._told.add(reason)
+            logger.warning("SGLang verifies these batches itself, not rule %s: %s", self.rule, reason)
+        return original(*arguments, **options)
+
+    def _verify(self, verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any) -> Answer:
+        """Verifies the trees of a batch. Nothing of SGLang's changes before the answer is known."""
+        info, nodes = batch.sampling_info, verify_input.draft_token_num
+        rows = len(batch.seq_lens)
+        logits = processed_logits(logits_output.next_token_logits, info, nodes, grammar_mask)
+        found = verify_links(
+            logits,
+            verify_input.draft_token.reshape(rows, nodes),
+            verify_input.retrieve_next_token,
+            verify_input.retrieve_next_sibling,
+            getattr(verify_input, "draft_probs", None),
+            max_depth=verify_input.max_tree_depth - 1,
+            rule=self.rule,
+            seeds=request_seeds(batch, logits.device),
+            positions=batch.seq_lens,
+            temperature=info.temperatures.flatten(),
+            top_k=info.top_ks if info.need_top_k_sampling else 0,
+            top_p=info.top_ps if info.need_top_p_sampling else 1.0,
+            min_p=info.min_ps if info.need_min_p_sampling else 0.0,
+        )
+        answer = as_eagle_answer(
+            verify_input.draft_token.flatten(),
+            verify_input.retrieve_index,
+            found.path,
+            found.num_accepted,
+            found.next_token,
+        )
+        broadcast_from_first_rank(answer)
+        logits_output.next_token_logits = logits  # log-probabilities are computed from them
+        return answer
+
+
+def why_not(batch: Any, rest: tuple[Any, ...], options: dict[str, Any]) -> str | None:
+    """Returns why a batch is left to SGLang, in one sentence, or None if its trees can be verified.
+
+    Args:
+        batch: SGLang's batch.
+        rest: Positional arguments of `eagle_sample` after the mask of the grammar.
+        options: Named arguments of `eagle_sample`.
+    """
+    if (rest and rest[0] is not None) or options.get("uno_target_max_top_k") is not None:
+        return "UNO's trees are sampled in a way that the rule does not know"
+    if options.get("watermark_state") is not None and batch.sampling_info.has_watermark_candidates:
+        return "watermarks choose the tokens"
+    if import_module("sglang.srt.speculative.spec_utils").SIMULATE_ACC_LEN > 0:
+        return "SGLANG_SIMULATE_ACC_LEN replaces verification"
+    settings = import_module("sglang.srt.runtime_context").get_spec()
+    thresholds = settings.speculative_accept_threshold_single, settings.speculative_accept_threshold_acc
+    if min(thresholds) < 1:
+        return f"got accept thresholds {thresholds}, which are approximate; expected 1, since the rule is lossless"
+    return None
+
+
+def processed_logits(logits: Tensor, info: Any, nodes: int, grammar_mask: Any) -> Tensor:
+    """Applies what SGLang applies before it samples: penalties, biases and the mask of a grammar.
+
+    As in SGLang, penalties of a request count its committed tokens and are the same at all of its nodes.
+
+    Args:
+        logits: The target's logits, [bs * D, V]. They are cleaned of NaN in place as SGLang does, and not changed
+            otherwise.
+        info: The batch's `SamplingBatchInfo`.
+        nodes: D, the nodes of each tree.
+        grammar_mask: SGLang's mask, or None.
+
+    Returns:
+        The logits, or a changed copy.
+    """
+    import_module("sglang.srt.utils.async_probe").sanitize_nan_logits(logits, "verify: target model logits")
+    additive, scaling, bias = info.acc_additive_penalties, info.acc_scaling_penalties, info.logit_bias
+    if all(part is None for part in (additive, scaling, bias, grammar_mask)):
+        return logits
+    changed = logits.clone()
+    if additive is not None:
+        changed.add_(additive.repeat_interleave(nodes, 0))
+    if scaling is not None:
+        factors = scaling.repeat_interleave(nodes, 0)
+        changed.copy_(torch.where(changed < 0, changed * factors, changed / factors))
+    if bias is not None:
+        changed.add_(bias.repeat_interleave(nodes, 0))
+    if grammar_mask is not None:
+        grammar_mask.apply(changed)
+    return changed
+
+
+@lru_cache(maxsize=8192)
+def seed_of(request: str) -> int:
+    """Returns the seed of a request without one of its own, 0 to 2**63 - 1.
+
+    It follows from the request's id. All ranks know the same ids, so they draw the same numbers.
+
+    Args:
+        request: The id of the request.
+    """
+    return int.from_bytes(blake2b(request.encode(), digest_size=8, person=b"specdec-sgl").digest(), "little") >> 1
+
+
+def request_seeds(batch: Any, device: torch.device) -> Tensor:
+    """Returns the seeds of a batch, int64 [bs]: SGLang's own where it has them, else those of the requests' ids.
+
+    Args:
+        batch: SGLang's batch.
+        device: Device of the result.
+    """
+    own = batch.sampling_info.sampling_seed
+    if own is not None:
+        seeds: Tensor = own.to(device=device, dtype=torch.int64)
+        return seeds
+    return host_to_device([seed_of(str(request.rid)) for request in batch.reqs], torch.int64, device)
+
+
+def as_eagle_answer(
+    tokens: Tensor, node_index: Tensor, path: Tensor, num_accepted: Tensor, next_token: Tensor
+) -> Answer:
+    """Returns an acceptance as `eagle_sample` does, without a read on the host.
+
+    Args:
+        tokens: Tokens of all nodes, [bs * D].
+        node_index: SGLang's `retrieve_index`, [bs, D].
+        path: Accepted nodes, root first and padded with -1, [bs, depth].
+        num_accepted: Accepted draft tokens, [bs].
+        next_token: The token after them, [bs].
+
+    Returns:
+        `predict`: at each accepted node the token that follows it, else 0, int32 [bs * D]. The number of emitted
+        tokens, int32 [bs]. `accept_index`, int32 [bs, depth].
+    """
+    on_path = path >= 0
+    places = torch.arange(path.shape[1], device=path.device)
+    nodes = path.clamp(min=0).long()
+    ahead = torch.cat([nodes[:, 1:], nodes[:, :1]], 1)  # of the last column nothing is read
+    following = torch.where(places == num_accepted[:, None], next_token[:, None], tokens[ahead])
+    accept_index = torch.where(on_path, node_index.flatten()[nodes], -1)
+    size = tokens.shape[0]
+    predict = torch.zeros(size + 1, dtype=torch.int32, device=path.device)  # the last entry takes the padding
+    predict[torch.where(on_path, accept_index, size).flatten()] = following.to(torch.int32).flatten()
+    return predict[:size], num_accepted.to(torch.int32) + 1, accept_index.to(torch.int32)
+
+
+def broadcast_from_first_rank(answer: Answer) -> None:
+    """Gives all tensor-parallel ranks the answer of the first one, since their logits differ by rounding.
+
+    Args:
+        answer: The tensors of this rank, which are overwritten.
+    """
+    parallel = import_module("sglang.srt.runtime_context").get_parallel()
+    attention = import_module("sglang.srt.layers.dp_attention").is_dp_attention_enabled()
+    group = parallel.attn_tp_group if attention else parallel.tp_group
+    if group.world_size > 1:
+        for part in answer:
+            group.broadcast(part, src=0)
