@@ -90,7 +90,7 @@ class Attachment:
             raise
 
     def _generate(self, given: dict[str, Any], seed: Any) -> Any:
-        call = GenerateCall(self, seed)
+        call = GenerateCall(self, seed, given.get("position_ids") is not None)
         base: Any = type(self.model)
         with self._lending_attention():
             reason = why_not_whole_call(given)

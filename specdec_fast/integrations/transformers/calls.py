@@ -38,10 +38,11 @@ class GenerateCall:
     Args:
         attachment: The attachment.
         seed: One seed, one for each row, or None to draw them.
+        gives_positions: Whether the caller passed position ids.
     """
 
-    def __init__(self, attachment: Attachment, seed: Any) -> None:
-        self._attachment, self._seed = attachment, seed
+    def __init__(self, attachment: Attachment, seed: Any, gives_positions: bool = False) -> None:
+        self._attachment, self._seed, self._gives_positions = attachment, seed, gives_positions
         self.skipped_cache: tuple[Any, ...] | None = None
 
     def refuse_whole(self, reason: str) -> None:
@@ -139,10 +140,11 @@ class GenerateCall:
         target: Any = engine.target
         longest = _longest(config, prepared["stopping_criteria"], input_ids)
         mask = inputs.get("attention_mask")
+        positions = inputs.get("position_ids") if self._gives_positions else None
         hidden = 0 if mask is None else int((mask == 0).sum(-1).min())
         reason = (
             why_not_arguments(config, bool(prepared.get("synced_gpus")), inputs)
-            or why_not_prompts(input_ids, mask, inputs.get("position_ids"))
+            or why_not_prompts(input_ids, mask, positions)
             or why_not_length(longest - hidden, target.max_length, target.context_limit)
         )
         for processor in prepared["logits_processor"]:

@@ -97,6 +97,7 @@ class Decoding:
         self._asks = not names <= set(_READ_BY_ENGINE)
         waits = count > 1 and (streamer is not None or not (names <= set(_BY_ROW) and self._pads))
         self._by_column = waits and (self._asks or streamer is not None)
+        self._keeps_scores = any(row.processor is not None and row.processor.keeps_scores for row in rows)
         self._columns: list[tuple[Tensor, Tensor]] = []  # logits and scores, so far
 
     @property
@@ -118,6 +119,8 @@ class Decoding:
         try:
             for row in self._rows:
                 row.handle = self._engine.submit(row.prompt, row.params)
+            if not (self._asks or self._streamer is not None or self._keeps_scores):
+                self._run_engine()
             while not all(row.ended for row in self._rows):
                 with self._engine.lock, torch.inference_mode():
                     if not all(handle.finished for handle in self.handles):
@@ -131,6 +134,13 @@ class Decoding:
         finally:
             self._cancel(self._rows)
         return self._ids[:, : self._length].to(self._device)
+
+    def _run_engine(self) -> None:
+        """Runs steps until the engine has ended all texts. Nothing else looks at them before."""
+        handles = self.handles
+        with torch.inference_mode():  # entered once, not in every step
+            while not all(handle.finished for handle in handles):
+                self._engine.step()
 
     def _read_row(self, row: Row) -> int:
         """Takes the scores of new tokens. Returns the number of tokens."""

@@ -107,6 +107,8 @@ def why_not_prompts(input_ids: Tensor, mask: Tensor | None, positions: Tensor | 
     """
     if input_ids.shape[1] == 0:
         return "prompts without a token; expected at least one token in each"
+    if mask is None and positions is None:
+        return None
     shown = torch.ones_like(input_ids) if mask is None else mask
     if shown.shape != input_ids.shape:
         return f"an attention_mask of shape {[*shown.shape]}; expected that of input_ids, {[*input_ids.shape]}"
