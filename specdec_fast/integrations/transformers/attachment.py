@@ -232,14 +232,14 @@ def build_attachment(
     for name, instead in _SET_BY_GENERATE.items():
         if name in options:
             raise ValueError(f"attach: got {name}, which every call decides; expected it elsewhere; use {instead}")
-    settings: dict[str, Any] = {"device": str(model.device), "dtype": model.dtype, **options}
+    rows = model.get_input_embeddings().weight.shape[0]  # all ids, as in transformers
+    settings: dict[str, Any] = {"device": str(model.device), "dtype": model.dtype, "vocab_size": rows, **options}
     if tokenizer is None and (draft is not None or drafter is not None):
         tokenizer = _find_tokenizer(model)
     if draft is not None and not isinstance(draft, (str, Path)):
         own_vocabulary = (options.get("drafter_options") or {}).get("tokenizers", "same") != "same"
         if not own_vocabulary:
-            check_same_tokenizer(tokenizer, _find_tokenizer(draft))
-    settings.setdefault("vocab_size", model.get_input_embeddings().weight.shape[0])  # all ids, as in transformers
+            check_same_tokenizer(tokenizer, _find_tokenizer(draft), settings["vocab_size"])
     neutral = SamplingParams()
     engine = load(model, draft, drafter=drafter, rule=rule, tokenizer=tokenizer, sampling=neutral, **settings)
     try:
