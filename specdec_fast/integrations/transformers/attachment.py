@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from specdec_fast.engine.engine import Engine
 from specdec_fast.engine.request import Handle
 from specdec_fast.integrations.transformers.calls import GenerateCall
+from specdec_fast.integrations.transformers.model_proxy import make_proxy, proxy_class
 from specdec_fast.integrations.transformers.refusals import HandedOnError, why_not_whole_call
-from specdec_fast.integrations.transformers.stand_in import make_stand_in, stand_in_class
 from specdec_fast.interfaces import Rule
 from specdec_fast.loading import ModelOptions, check_same_tokenizer, load, load_tokenizer
 from specdec_fast.rules import DEFAULT
@@ -53,7 +53,7 @@ class Attachment:
     def __init__(self, model: Any, engine: Engine, fallback: str | None, checks_processors: bool) -> None:
         self.model, self.engine, self.fallback, self.checks_processors = model, engine, fallback, checks_processors
         self.last: list[Handle] = []
-        self._kind = stand_in_class(type(model))
+        self._kind = proxy_class(type(model))
         own = inspect.signature(type(model).generate)
         self._names = [name for name, at in own.parameters.items() if at.kind is not at.VAR_KEYWORD][1:]
         self.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
@@ -75,6 +75,7 @@ class Attachment:
 
         Raises:
             RefusedCallError: For what the engine cannot do, without `fallback`.
+            TypeError: For more arguments without a name than `generate` has.
             ValueError: For arguments that transformers or the engine refuse.
         """
         if len(args) > len(self._names):
@@ -97,7 +98,7 @@ class Attachment:
             try:
                 if reason is not None:
                     call.refuse_whole(reason)
-                return base.generate(make_stand_in(self._kind, self.model, call), **given)
+                return base.generate(make_proxy(self._kind, self.model, call), **given)
             except HandedOnError as refused:
                 with self.handing_on(refused.reason):
                     return base.generate(self.model, **given)

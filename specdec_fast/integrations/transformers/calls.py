@@ -33,7 +33,7 @@ _SEED_LIMIT = 2**63
 
 
 class GenerateCall:
-    """One call of an attached model, which its stand-in reports to.
+    """One call of an attached model, which its proxy reports to.
 
     Args:
         attachment: The attachment.
@@ -60,7 +60,7 @@ class GenerateCall:
         Args:
             base: Class of the model.
             method: Name of the decoding method.
-            model: The stand-in.
+            model: The proxy.
             *args: Arguments of the method.
             **prepared: Arguments of the method.
 
@@ -86,7 +86,7 @@ class GenerateCall:
 
         Args:
             base: Class of the model.
-            model: The stand-in.
+            model: The proxy.
             input_ids: Prompts, with padding, int64 [B, n].
             **prepared: What transformers passes to its own method.
 
@@ -99,9 +99,7 @@ class GenerateCall:
         reason = self._why_not(input_ids, prepared)
         if reason is not None:
             return self._hand_on(reason, base, "_sample", model, input_ids, **prepared)
-        config, criteria, streamer = (
-            prepared[name] for name in ("generation_config", "stopping_criteria", "streamer")
-        )
+        config, criteria, streamer = (prepared[name] for name in ("generation_config", "stopping_criteria", "streamer"))
         keeps = bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
         rows = self._rows(input_ids, keeps, prepared)
         pad = getattr(config, "_pad_token_tensor", None)
@@ -125,7 +123,8 @@ class GenerateCall:
 
         columns = decoding.read_scores() if keeps else []
         device = input_ids.device
-        return GenerateDecoderOnlyOutput(
+        make: Any = GenerateDecoderOnlyOutput
+        return make(
             sequences=sequences,
             scores=tuple(scores.to(device) for _, scores in columns) if config.output_scores else None,
             logits=tuple(raw.to(device) for raw, _ in columns) if config.output_logits else None,

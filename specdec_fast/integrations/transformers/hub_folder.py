@@ -1,7 +1,9 @@
 """The folder `custom_generate/` with which a repository of the hub brings its own `generate`.
 
 transformers runs `custom_generate/generate.py` with `trust_remote_code=True`. Ours attaches an engine to the model at
-the first call. Tests: tests/integrations/transformers/test_hub_folder.py, tests/integrations/transformers/test_serve.py.
+the first call.
+
+Tests: tests/integrations/transformers/test_hub_folder.py, tests/integrations/transformers/test_serve.py.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from specdec_fast.integrations.transformers.attachment import TRANSFORMERS, buil
 from specdec_fast.rules import DEFAULT
 
 TEMPLATE = Path(__file__).parent / "custom_generate"
-_LINE = "OPTIONS: dict = {}"
+_LINE = "OPTIONS: dict[str, Any] = {}"
 _attaching = threading.Lock()
 
 
@@ -43,11 +45,11 @@ def write_custom_generate(folder: str | Path, **options: Any) -> Path:
     except (ValueError, SyntaxError):
         plain = False
     if not plain:
-        raise ValueError(f"options: got {given!r:.120}; expected numbers, texts, lists and dicts, which a file can hold")
+        raise ValueError(f"options: got {given!r:.120}; expected numbers, texts, lists and dicts; pass names of models")
     target = Path(folder) / TEMPLATE.name
     target.mkdir(parents=True, exist_ok=True)
     program = (TEMPLATE / "generate.py").read_text(encoding="utf-8")
-    (target / "generate.py").write_text(program.replace(_LINE, f"OPTIONS: dict = {given!r}"), encoding="utf-8")
+    (target / "generate.py").write_text(program.replace(_LINE, _LINE.replace("{}", repr(given))), encoding="utf-8")
     requirements = (TEMPLATE / "requirements.txt").read_text(encoding="utf-8")
     (target / "requirements.txt").write_text(requirements, encoding="utf-8")
     return target

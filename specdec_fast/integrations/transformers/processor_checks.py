@@ -36,7 +36,7 @@ class StateRecord:
         """Returns the name of an attribute that has another value or another number of entries now, or None."""
         present = getattr(self._owner, "__dict__", {})
         for name, kept in self._kept.items():
-            value = present.get(name)
+            value: Any = present.get(name)
             if type(value) is not type(kept):
                 return name
             if (len(value) != len(kept)) if type(kept) not in _VALUES else value != kept:
@@ -47,7 +47,7 @@ class StateRecord:
         """Gives the attributes the recorded values and contents back."""
         present = getattr(self._owner, "__dict__", {})
         for name, kept in self._kept.items():
-            value = present.get(name)
+            value: Any = present.get(name)
             if type(kept) in _VALUES or type(value) is not type(kept):
                 present[name] = kept
             elif type(kept) in _SEQUENCES:
@@ -75,7 +75,8 @@ def why_no_function_of_text(processor: Any, input_ids: Tensor, vocab_size: int) 
     from transformers import LogitsProcessorList
 
     name = getattr(processor, "__qualname__", None) or type(processor).__name__
-    first, call = StateRecord(processor), LogitsProcessorList([processor])
+    first = StateRecord(processor)
+    call: Any = LogitsProcessorList([processor])
     numbers = torch.arange(input_ids.shape[0] * vocab_size, device=input_ids.device, dtype=torch.float64)
     scores = torch.sin(numbers * 12.9898).mul(3).float().view(-1, vocab_size)
     together = call(input_ids.clone(), scores.clone())

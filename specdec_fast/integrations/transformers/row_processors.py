@@ -51,7 +51,13 @@ class RowLayout:
 
 
 def split_processors(
-    processors: Sequence[Any], row: RowLayout, *, do_sample: bool, stop_ids: Sequence[int], max_new_tokens: int, vocab: int
+    processors: Sequence[Any],
+    row: RowLayout,
+    *,
+    do_sample: bool,
+    stop_ids: Sequence[int],
+    max_new_tokens: int,
+    vocab: int,
 ) -> tuple[Fields, list[Any]]:
     """Splits processors into sampling parameters and those that run as they are.
 

@@ -156,7 +156,10 @@ def test_an_encoder_decoder_is_refused_in_words() -> None:
 
 def test_the_model_s_own_forward_works_between_calls(tiny: Any) -> None:
     """Evaluation loops call the model and its `generate` in turn; so do steps of training."""
-    padded = {"input_ids": torch.tensor([[0, 0, 5, 6], [3, 4, 5, 6]]), "attention_mask": torch.tensor([[0, 0, 1, 1], [1] * 4])}
+    padded = {
+        "input_ids": torch.tensor([[0, 0, 5, 6], [3, 4, 5, 6]]),
+        "attention_mask": torch.tensor([[0, 0, 1, 1], [1] * 4]),
+    }
     own = copy.deepcopy(tiny)
     attach(tiny, drafter="ngram")
     for _ in range(2):
@@ -226,7 +229,10 @@ def test_what_programs_ask_of_generate(tiny: Any) -> None:
     assert inspect.signature(tiny.generate) == own
     assert "Attachment(LlamaForCausalLM" in repr(tiny.generate)
     assert "streamer" in (tiny.generate.__doc__ or "")
-    assert torch.equal(tiny.generate(IDS, None, max_new_tokens=3, do_sample=False), tiny.generate(inputs=IDS, max_new_tokens=3, do_sample=False))
+    assert torch.equal(
+        tiny.generate(IDS, None, max_new_tokens=3, do_sample=False),
+        tiny.generate(inputs=IDS, max_new_tokens=3, do_sample=False),
+    )
     with pytest.raises(TypeError, match="got 30 arguments without a name"):
         tiny.generate(*[None] * 30)
 
@@ -237,8 +243,13 @@ def test_two_models_are_attached_at_once(tiny: Any) -> None:
     for model in (tiny, other):
         attach(model, draft)
     for _ in range(2):
-        assert torch.equal(tiny.generate(IDS, max_new_tokens=9, do_sample=False), twin.generate(IDS, max_new_tokens=9, do_sample=False))
-        assert not torch.equal(other.generate(IDS, max_new_tokens=9, do_sample=False), tiny.generate(IDS, max_new_tokens=9, do_sample=False))
+        assert torch.equal(
+            tiny.generate(IDS, max_new_tokens=9, do_sample=False), twin.generate(IDS, max_new_tokens=9, do_sample=False)
+        )
+        assert not torch.equal(
+            other.generate(IDS, max_new_tokens=9, do_sample=False),
+            tiny.generate(IDS, max_new_tokens=9, do_sample=False),
+        )
     detach(tiny)
     assert other.generate(IDS, max_new_tokens=9, do_sample=False).shape == (1, 13)
 

@@ -44,7 +44,7 @@ def test_seeds_are_those_of_the_engine(drafted: Any, one: Any) -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, True, [1], "seven"])
 def test_what_is_no_seed_is_refused(seed: Any, drafted: Any, batch: Any) -> None:
-    with pytest.raises(ValueError, match="got seed .*; expected a number from 0 to"):
+    with pytest.raises(ValueError, match=r"got seed .*; expected a number from 0 to"):
         drafted.generate(**batch, **SAMPLED, seed=seed)
 
 
@@ -91,8 +91,12 @@ def test_the_generation_config_counts(stock: Any, drafted: Any, one: Any) -> Non
     """As an argument, as the model's own, and below keyword arguments."""
     from transformers import GenerationConfig
 
-    config = GenerationConfig(max_new_tokens=9, do_sample=False, repetition_penalty=1.4, eos_token_id=276, pad_token_id=3)
-    assert torch.equal(drafted.generate(**one, generation_config=config), stock.generate(**one, generation_config=config))
+    config = GenerationConfig(
+        max_new_tokens=9, do_sample=False, repetition_penalty=1.4, eos_token_id=276, pad_token_id=3
+    )
+    assert torch.equal(
+        drafted.generate(**one, generation_config=config), stock.generate(**one, generation_config=config)
+    )
     own = {name: getattr(drafted.generation_config, name) for name in ("max_new_tokens", "repetition_penalty")}
     for model in (stock, drafted):
         model.generation_config.max_new_tokens, model.generation_config.repetition_penalty = 7, 1.5

@@ -181,9 +181,12 @@ def test_an_exception_in_a_processor_reaches_the_caller_and_ends_the_stream(
         drafted.generate(**one, **GREEDY, logits_processor=[Broken(12, error)], streamer=recorder)
     assert recorder.got[-1] == "end"
     if error is KeyError:  # an interrupt loses the tokens of its step
-        assert recorder.got[1:-1] == stock.generate(**one, max_new_tokens=12 - one.input_ids.shape[1], do_sample=False)[
-            0, one.input_ids.shape[1] :, None
-        ].tolist()
+        assert (
+            recorder.got[1:-1]
+            == stock.generate(**one, max_new_tokens=12 - one.input_ids.shape[1], do_sample=False)[
+                0, one.input_ids.shape[1] :, None
+            ].tolist()
+        )
     assert torch.equal(drafted.generate(**one, **GREEDY), stock.generate(**one, **GREEDY))
 
 

@@ -79,7 +79,7 @@ def test_an_attached_model_uses_its_own_engine(stock: Any, one: Any, drafted: An
 
 
 def test_options_that_a_file_cannot_hold_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected numbers, texts, lists and dicts"):
+    with pytest.raises(ValueError, match="expected numbers, texts, lists and dicts; pass"):
         write_custom_generate(tmp_path, draft=torch.nn.Linear(1, 1))
     assert not list(tmp_path.iterdir())
 
@@ -88,5 +88,5 @@ def test_files(tmp_path: Path) -> None:
     written = write_custom_generate(tmp_path / "new", draft=Path("/models/small"), rule="block", fallback=None)
     assert {file.name for file in written.iterdir()} == {"generate.py", "requirements.txt"}
     program = (written / "generate.py").read_text()
-    assert "OPTIONS: dict = {'draft': '/models/small', 'rule': 'block', 'fallback': None}" in program
+    assert "OPTIONS: dict[str, Any] = {'draft': '/models/small', 'rule': 'block', 'fallback': None}" in program
     assert (written / "requirements.txt").read_text().split() == ["specdec-fast"]

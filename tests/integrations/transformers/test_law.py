@@ -1,6 +1,6 @@
 """The joint distribution of three tokens that an attached model samples, against exact enumeration.
 
-The exact law is of transformers' own code: a forward of the model for every text, then its logits processors.
+The exact distribution is that of transformers' code: its forward for every text, then its logits processors.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.chi_square import p_value
+from transformers import TopKLogitsWarper
 
 from specdec_fast.integrations.transformers import attach, attached, detach
 from specdec_fast.targets.tiny_models import tiny_model
@@ -34,13 +35,16 @@ class Alternates:
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 0.9},
     "processor": {"temperature": 0.9, "top_k": 3, "logits_processor": [Alternates()]},
+    # a user's warper stays behind the user's processor, and before those of the config
+    "filters": {"temperature": 0.8, "top_p": 0.9, "logits_processor": [TopKLogitsWarper(2), Alternates()]},
     "typical": {"typical_p": 0.9, "repetition_penalty": 1.5},
 }
 CASES = [
     ("replay", "plain", 4000),
     ("rejection", "plain", 4000),
-    ("replay", "processor", 1200),
-    ("rejection", "processor", 1200),
+    ("replay", "processor", 800),
+    ("rejection", "processor", 800),
+    ("replay", "filters", 800),
     ("rejection", "typical", 800),
 ]
 

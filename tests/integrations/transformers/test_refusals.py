@@ -51,7 +51,10 @@ CALLS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
         "got position_ids of its own; expected none",
     ),
     "synced": (lambda model: {"synced_gpus": True}, "got synced_gpus=True; expected False"),
-    "too long": (lambda model: {"max_new_tokens": 40}, r"got up to 44 tokens .* at most 32 \(pass max_length to attach\)"),
+    "too long": (
+        lambda model: {"max_new_tokens": 40},
+        r"got up to 44 tokens .* at most 32 \(pass max_length to attach\)",
+    ),
 }
 ONLY_REFUSED = {"synced"}
 """Calls that transformers itself can only run among several processes."""
@@ -126,7 +129,11 @@ def test_a_streamer_works_where_transformers_decodes(falling_back: Any) -> None:
 
 
 def test_deprecated_modes_are_refused_before_anything_is_downloaded(model: Any) -> None:
-    for settings in ({"penalty_alpha": 0.6, "top_k": 4}, {"dola_layers": "low"}, {"num_beams": 4, "num_beam_groups": 2}):
+    for settings in (
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"dola_layers": "low"},
+        {"num_beams": 4, "num_beam_groups": 2},
+    ):
         with pytest.raises(RefusedCallError, match="expected greedy decoding or sampling"):
             call(model, settings)
 

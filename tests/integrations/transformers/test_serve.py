@@ -105,6 +105,11 @@ def test_chat_requests_are_streamed_speculatively(served: tuple[str, Path, Path]
     events = stream(address, model, TEXTS[0], temperature=0.7, max_tokens=400)
     next(events)
     events.close()  # a client that leaves
-    body = {"model": str(model), "messages": [{"role": "user", "content": TEXTS[0]}], "temperature": 0, "max_tokens": 24}
+    body = {
+        "model": str(model),
+        "messages": [{"role": "user", "content": TEXTS[0]}],
+        "temperature": 0,
+        "max_tokens": 24,
+    }
     answer = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=120).json()
     assert answer["choices"][0]["message"]["content"] == handles[0].text

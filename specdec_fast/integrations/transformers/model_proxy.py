@@ -1,4 +1,4 @@
-"""A stand-in for a model, on which transformers prepares a call of `generate` and then asks for the decoding loop.
+"""A proxy for a model, on which transformers prepares a call of `generate` and then asks for the decoding loop.
 
 It has the model's attributes and modules, and a class derived from the model's. Only the methods that decode differ.
 So transformers checks arguments, merges generation configs and builds processors and criteria as it always does.
@@ -16,7 +16,7 @@ _PREPARED_LATER = ("greedy_search", "sample")
 
 
 class Call(Protocol):
-    """One call of `generate`, which a stand-in reports to."""
+    """One call of `generate`, which a proxy reports to."""
 
     def sample(self, base: type, model: Any, input_ids: Any, **prepared: Any) -> Any:
         """Decodes greedily or by sampling, from what transformers prepared."""
@@ -31,8 +31,8 @@ class Call(Protocol):
     """Arguments with which transformers would have prepared a cache."""
 
 
-def stand_in_class(base: type) -> type:
-    """Returns the class of stand-ins for models of a class.
+def proxy_class(base: type) -> type:
+    """Returns the class of proxies for models of a class.
 
     Args:
         base: Class of the model, which has transformers' `GenerationMixin`.
@@ -69,15 +69,15 @@ def stand_in_class(base: type) -> type:
     return type(base.__name__, (base,), {**methods, **names})
 
 
-def make_stand_in(kind: type, model: Any, call: Call) -> Any:
-    """Returns a stand-in that shares all attributes of a model.
+def make_proxy(kind: type, model: Any, call: Call) -> Any:
+    """Returns a proxy that shares all attributes of a model.
 
     Args:
-        kind: A class of `stand_in_class`.
+        kind: A class of `proxy_class`.
         model: The model.
-        call: The call of `generate` that the stand-in serves.
+        call: The call of `generate` that the proxy serves.
     """
-    found = object.__new__(kind)
+    found: Any = object.__new__(kind)
     object.__setattr__(found, "__dict__", vars(model))
     object.__setattr__(found, "specdec_call", call)
     return found
