@@ -21,6 +21,7 @@ SAYS = {
     "medusa_heads.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "mtp_module.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "grammar.py": [" eos", "chapter: ", "same texts without speculation: True"],
+    "transformers_generate.py": ["And it came to pass", "same text: True", "tokens per target pass"],
     "custom_loop.py": ["nodes tried", "accepted", "tokens per target pass"],
 }
 NEEDS = {"grammar.py": "llguidance"}
