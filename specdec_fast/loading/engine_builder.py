@@ -62,6 +62,7 @@ def load(
     rule: str | Rule = DEFAULT,
     num_draft_tokens: int | None = None,
     tokenizer: Any = None,
+    vocab_size: int | None = None,
     dtype: str | torch.dtype = "float32",
     device: str = "cpu",
     device_map: Any = None,
@@ -100,6 +101,7 @@ def load(
         rule: Verification rule, by name or as an object.
         num_draft_tokens: Draft tokens per step. None for the drafter's default.
         tokenizer: A transformers tokenizer, or a folder, GGUF file or hub id that has one. Default: the target's.
+        vocab_size: Token ids that are generated. Default: the tokenizer's; all rows of the embedding without one.
         dtype: Dtype of the models that are loaded here.
         device: Device of the models that are loaded here.
         device_map: Devices of the target's layers, in place of `device`: "auto", a device, or devices by module.
@@ -162,7 +164,8 @@ def load(
     with ExitStack() as undo:  # a refused engine leaves models as they were
         found = find_model(target, dtype, device, "model", files, with_tokenizer=tokenizer is None)
         tokenizer = found.tokenizer if tokenizer is None else _find_tokenizer(tokenizer, files)
-        vocab_size = None if tokenizer is None else vocabulary_size(tokenizer)
+        if vocab_size is None and tokenizer is not None:
+            vocab_size = vocabulary_size(tokenizer)
         shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
         sizes: dict[str, Any] = {"max_length": max_length, "num_pages": num_pages, "vocab_size": vocab_size}
         fused = False if compile and fused_forward is None else fused_forward

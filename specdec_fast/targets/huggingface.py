@@ -148,7 +148,7 @@ class HuggingFaceTarget:
         self._decoder = load_checks.find_decoder(model, probe.calls)
         layers = None if self._decoder is None else list(self.layers)
         self.windows = load_checks.find_windows(model, probe, layers, self.max_length)
-        attention.use_attention(model, attention.NAME)
+        self.lease.serve_attention(model)
         # embeddings of positions may end early if the configuration does not say where; a GPU would not survive that
         far = self.max_length - 1 if positions or self.device.type == "cpu" else count - 1
         load_checks.check_independence(model, first, probe.calls, far)
@@ -267,7 +267,7 @@ class HuggingFaceTarget:
             with torch.no_grad(), without_autocast(self.device):
                 return self._run(tokens, slots, wanted, aux_hidden_states)
         if not attention.is_served(self.model.config):  # the model was used elsewhere in between
-            attention.use_attention(self.model, attention.NAME)
+            self.lease.serve_attention(self.model)
         context = attention.PackedContext(slots, self.cache.keys, self.cache.values, self.windows)
         if aux_hidden_states and isinstance(self._logits, FusedForward):
             entered = [self._entered_layer(name) for name in aux_hidden_states]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from specdec_fast.targets import attention
-from specdec_fast.targets.model_state import ModelState
+from specdec_fast.targets.model_state import AttentionNames, ModelState, set_attention
 
 __all__ = ["ModelLease", "modules_in_use"]
 
@@ -23,10 +23,27 @@ class _Shared:
     def __init__(self, model: Any) -> None:
         self._state = ModelState(model)
         self._count = 0
+        self._lent = self._state.read_attention()  # what the model had when it was last served
+        self._served: AttentionNames = []  # what `use_attention` made of it; empty before the first time
 
     def restore_attention(self) -> None:
         """Gives the model the attention that it had before its first target."""
         self._state.restore_attention()
+
+    def serve_attention(self, model: Any) -> None:
+        """Gives the model the attention of targets, and remembers its present one."""
+        present = self._state.read_attention()
+        if not any(name in (attention.NAME, attention.PROBE_NAME) for _, name in present):
+            self._lent = present
+        if self._served:
+            set_attention(self._served)
+        else:
+            attention.use_attention(model, attention.NAME)
+            self._served = self._state.read_attention()
+
+    def lend_attention(self) -> None:
+        """Gives the model the attention that it had before it was last served."""
+        set_attention(self._lent)
 
     def take(self) -> None:
         """Counts one more target."""
@@ -91,6 +108,19 @@ class ModelLease:
         """Gives the model the attention that it had before its first target, until another is set."""
         assert self._shared is not None
         self._shared.restore_attention()
+
+    def serve_attention(self, model: Any) -> None:
+        """Gives the model the attention of targets. It is called in passes, so it takes little time from then on."""
+        assert self._shared is not None
+        self._shared.serve_attention(model)
+
+    def lend_attention(self) -> None:
+        """Gives the model the attention that it had when it was last served, until the next pass of a target.
+
+        Its forward and transformers' `generate` work until then. Call it between steps.
+        """
+        assert self._shared is not None
+        self._shared.lend_attention()
 
     def release_explicitly(self) -> None:
         """Lets only `release` end this use, for a model that disappears together with its target."""

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+AttentionNames = list[tuple[Any, Any]]
+"""Configurations of a model and its parts, each with the name of its attention function."""
+
 
 class ModelState:
     """Records what a target changes in a model: the attention function, training flags, and linear layers.
@@ -42,8 +45,17 @@ class ModelState:
 
     def restore_attention(self) -> None:
         """Gives the model the attention of this state back, and nothing else."""
-        for config, implementation in self._attention:
-            config._attn_implementation_internal = implementation
+        set_attention(self._attention)
+
+    def read_attention(self) -> AttentionNames:
+        """Returns the present attention of the model, which may differ from that of this state."""
+        return [(config, config._attn_implementation_internal) for config, _ in self._attention]
+
+
+def set_attention(names: AttentionNames) -> None:
+    """Sets the attention of configurations, as `ModelState.read_attention` returned it."""
+    for config, implementation in names:
+        config._attn_implementation_internal = implementation
 
 
 def _configs(model: Any) -> list[Any]:

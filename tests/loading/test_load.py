@@ -38,6 +38,13 @@ def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def test_ids_beyond_the_tokenizer_are_generated_if_they_are_asked_for(folder: Path) -> None:
+    engine = load(str(folder), drafter="none", vocab_size=VOCAB + 6)
+    assert engine.target.vocab_size == VOCAB + 6
+    above = SamplingParams(temperature=0, max_new_tokens=2, allowed_token_ids=[VOCAB + 1])
+    assert engine.generate(["the"], above)[0].tokens == [VOCAB + 1] * 2
+
+
 def test_a_folder_makes_an_engine(folder: Path) -> None:
     engine = load(str(folder), max_length=128, max_rows=3, page_size=8, num_pages=40, prefill_chunk=7)
     assert engine.drafter.name == "auto" and engine.rule.name == "replay" and engine.eos_token_ids == (VOCAB - 1,)

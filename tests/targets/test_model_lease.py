@@ -10,7 +10,9 @@ import pytest
 import torch
 from oracles import models
 
+from specdec_fast import Engine
 from specdec_fast.targets import load_checks
+from specdec_fast.targets.attention import NAME
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.targets.linear_layers import BatchInvariantLinear
 
@@ -105,3 +107,19 @@ def test_a_target_that_cannot_be_opened_gives_the_model_back(
     with pytest.raises(error):
         HuggingFaceTarget(model, max_rows=1, max_length=32)
     assert describe(model) == before
+
+
+def test_attention_is_lent_between_passes() -> None:
+    """The model's own forward works until the next pass, with the attention that was set last."""
+    model = models.own("llama")
+    text = models.own_text(model)
+    with Engine(HuggingFaceTarget(model, max_rows=2, max_length=32)) as engine:
+        expected = engine.generate([[3, 4, 5]])[0].tokens
+        for own in ("sdpa", "eager"):
+            engine.target.lease.lend_attention()  # type: ignore[attr-defined]
+            model.set_attn_implementation(own)
+            assert models.own_text(model) == text
+            assert engine.generate([[3, 4, 5]])[0].tokens == expected
+            assert model.config._attn_implementation == NAME
+            engine.target.lease.lend_attention()  # type: ignore[attr-defined]
+            assert model.config._attn_implementation == own

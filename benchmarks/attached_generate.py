@@ -1,0 +1,103 @@
+"""`model.generate` of an attached model against its engine alone: the same texts.
+
+`python -m benchmarks.attached_generate` writes a row for each way of decoding to benchmarks/results. Both sides write
+one text in turn; a ratio is the median over rounds.
+Tests: tests/benchmarks/test_attached_generate.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import cycle
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+
+from benchmarks.end_to_end import workload
+from benchmarks.harness.interleave import environment, interleave
+from benchmarks.harness.result_files import write_whole
+from specdec_fast import SamplingParams
+from specdec_fast.integrations.transformers import attach, attached, detach
+from specdec_fast.loading import ASSETS, load_tokenizer
+
+RESULTS = Path(__file__).parent / "results" / "attached_generate_cpu.json"
+CLOCKS = {"wall": perf_counter, "cpu": process_time}
+SIDES: dict[str, dict[str, Any]] = {
+    "plain": {"drafter": "none"},
+    "draft_model": {"draft": "demo-draft"},
+}
+"""Arguments of `attach`. Drafters that learn from earlier texts are left out: every round has the same ones."""
+
+
+def load_target() -> Any:
+    """Returns the bundled target as transformers loads it, in float32."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(ASSETS / "demo-target", dtype=torch.float32).eval()
+
+
+def measure(name: str, prompts: list[list[int]], *, tokens: int, rounds: int, clock: str) -> dict[str, Any]:
+    """Times greedy texts of an attached model, one prompt at a time, beside its engine alone.
+
+    Args:
+        name: A way of `SIDES`.
+        prompts: Token ids.
+        tokens: Tokens of each text.
+        rounds: Rounds that count. One before does not.
+        clock: Name of a clock.
+    """
+    model = attach(load_target(), **SIDES[name])
+    model.generation_config.eos_token_id = None  # all texts have the same length
+    engine, inputs = attached(model).engine, [torch.tensor([prompt]) for prompt in prompts]
+    given = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
+    params = SamplingParams(temperature=0, max_new_tokens=tokens, ignore_eos=True)
+    texts: dict[str, list[list[int]]] = {"attached": [], "engine": []}
+    turn = {side: cycle(range(len(prompts))) for side in texts}
+
+    def by_generate() -> None:
+        prompt = inputs[next(turn["attached"])]
+        texts["attached"].append(model.generate(prompt, **given)[0, prompt.shape[1] :].tolist())
+
+    def by_engine() -> None:
+        texts["engine"].append(engine.generate([prompts[next(turn["engine"])]], params)[0].tokens)
+
+    sides = {"attached": by_generate, "engine": by_engine}
+    timing = interleave(sides, rounds, CLOCKS[clock], turns=len(prompts))
+    tau = engine.stats.tau
+    detach(model)
+    return {
+        "decoding": name,
+        "texts": len(prompts),
+        "tokens": tokens,
+        "rounds": rounds,
+        "clock": clock,
+        "identical": texts["attached"] == texts["engine"],
+        "tau": round(tau, 2),
+        "engine_ms_per_text": round(1e3 * timing.median("engine") / len(prompts), 2),
+        "attached_over_engine": round(timing.ratio("attached", "engine"), 4),
+        "attached_over_engine_spread": [round(each, 4) for each in timing.spread("attached", "engine")],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--texts", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--clock", choices=sorted(CLOCKS), default="cpu", help="cpu: on one thread, shared machines")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    prompts = workload(load_tokenizer("demo-target"), options.texts)
+    rows: list[dict[str, Any]] = []
+    for name in SIDES:
+        row = measure(name, prompts, tokens=options.tokens, rounds=options.rounds, clock=options.clock)
+        rows.append(row)
+        print(row, flush=True)
+        write_whole(options.out, {"environment": environment(), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

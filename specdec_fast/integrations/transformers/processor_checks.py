@@ -1,0 +1,103 @@
+"""Checks that a logits processor of a user is a function of one text, before it runs at every node of a draft.
+
+Tests: tests/integrations/transformers/test_processor_checks.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_VALUES = (bool, int, float, complex, str, bytes)
+_SEQUENCES = (list, deque)
+_COLLECTIONS = (dict, set)
+
+
+class StateRecord:
+    """The plain attributes of an object: numbers, texts, and the contents of lists and dicts.
+
+    Args:
+        owner: Any object. One without a `__dict__` has an empty record.
+    """
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+        self._kept: dict[str, Any] = {}
+        for name, value in getattr(owner, "__dict__", {}).items():
+            if type(value) in _VALUES:
+                self._kept[name] = value
+            elif type(value) in (*_SEQUENCES, *_COLLECTIONS):
+                self._kept[name] = value.copy()
+
+    def find_change(self) -> str | None:
+        """Returns the name of an attribute that has another value or another number of entries now, or None."""
+        present = getattr(self._owner, "__dict__", {})
+        for name, kept in self._kept.items():
+            value: Any = present.get(name)
+            if type(value) is not type(kept):
+                return name
+            if (len(value) != len(kept)) if type(kept) not in _VALUES else value != kept:
+                return name
+        return None
+
+    def restore(self) -> None:
+        """Gives the attributes the recorded values and contents back."""
+        present = getattr(self._owner, "__dict__", {})
+        for name, kept in self._kept.items():
+            value: Any = present.get(name)
+            if type(kept) in _VALUES or type(value) is not type(kept):
+                present[name] = kept
+            elif type(kept) in _SEQUENCES:
+                value.clear()
+                value.extend(kept)
+            else:
+                value.clear()
+                value.update(kept)
+
+
+def why_no_function_of_text(processor: Any, input_ids: Tensor, vocab_size: int) -> str | None:
+    """Tries a processor on the prompts, with scores that are made up.
+
+    It is called on all rows at once, as transformers does, and then on each row alone, as an engine does. Results must
+    agree, and the second calls must leave counters, lists and dicts as the first one left them.
+
+    Args:
+        processor: The processor.
+        input_ids: Prompts with their padding, int64 [B, n].
+        vocab_size: V.
+
+    Returns:
+        What was found, or None. A processor for which something was found has its plain attributes back.
+    """
+    from transformers import LogitsProcessorList
+
+    name = getattr(processor, "__qualname__", None) or type(processor).__name__
+    first = StateRecord(processor)
+    call: Any = LogitsProcessorList([processor])
+    numbers = torch.arange(input_ids.shape[0] * vocab_size, device=input_ids.device, dtype=torch.float64)
+    scores = torch.sin(numbers * 12.9898).mul(3).float().view(-1, vocab_size)
+    together = call(input_ids.clone(), scores.clone())
+    after, found = StateRecord(processor), None
+    for row in range(input_ids.shape[0]):
+        alone = call(input_ids[row : row + 1].clone(), scores[row : row + 1].clone())
+        if not _equal(alone[0], together[row]):
+            found = f"logits processor {name}, whose scores of row {row} differ if it is called on that row alone"
+            break
+    changed = after.find_change()
+    if changed is not None:
+        found = f"logits processor {name}, whose attribute {changed!r} changes when it is called"
+    if found is None:
+        return None
+    first.restore()
+    return (
+        f"{found}; expected a function of one text and its scores, because it is called for every node of a draft "
+        "(attach(check_processors=False) leaves this out)"
+    )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether scores agree but for rounding."""
+    return one.shape == other.shape and torch.allclose(one.float(), other.float(), 1e-4, 1e-4, equal_nan=True)
