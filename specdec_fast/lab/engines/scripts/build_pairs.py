@@ -1,7 +1,7 @@
 """Builds pairs of tiny models that engines load from folders, with the target's logits after every short prefix.
 
 Runs in the interpreter of the engine under test: `python build_pairs.py FOLDER PAIR ...`. It needs torch, transformers
-and numpy, and nothing of this project. Tests: tests/lab/engines/test_build_pairs.py.
+and numpy, and nothing of this project. Tests: tests/lab/engines/test_recording.py.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _prefix_logits(target: Any) -> np.ndarray:
 
 @torch.no_grad()
 def _greedy_texts(target: Any) -> list[list[int]]:
-    """The most probable token, again and again, computed by whole passes without a cache."""
+    """The most probable token, again and again, computed without a cache."""
     texts = []
     for prompt in GREEDY_PROMPTS:
         text = list(prompt)

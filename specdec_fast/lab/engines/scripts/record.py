@@ -2,7 +2,7 @@
 
 Runs in the interpreter of the engine under test: `python record.py ENGINE JOBS.json ANSWERS.json`. It needs that engine
 alone. A job is a list of prompts with seeds; its answer is a list of texts, or the reason why there are none.
-Tests: tests/lab/engines/test_record.py.
+Tests: tests/lab/engines/test_recording.py.
 """
 
 from __future__ import annotations
