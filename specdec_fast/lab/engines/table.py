@@ -61,11 +61,12 @@ def add_rows(folder: Path, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, 
     return found
 
 
-def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+def as_markdown(rows: Sequence[Mapping[str, Any]], above: str = "") -> str:
     """Shows rows as one table per engine and version.
 
     Args:
         rows: Rows of `Row.as_dict`.
+        above: A line above each table, such as the source of its numbers.
 
     Returns:
         Markdown.
@@ -75,7 +76,7 @@ def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         tables.setdefault(_title(row), []).append(row)
     parts = []
     for title, group in tables.items():
-        lines = [f"### {title}", "", _line(_HEADINGS), _line(["---"] * len(_HEADINGS))]
+        lines = [f"### {title}", "", *([above] if above else []), _line(_HEADINGS), _line(["---"] * len(_HEADINGS))]
         lines += [_line(cells_of(row)) for row in group]
         notes = {f"`{row['setting']}`: {row['note']}" for row in group if row["note"] and row["verdict"] != "matches"}
         reasons = {f"`{row['setting']}` did not run: {row['reason']}" for row in group if row["verdict"] == DID_NOT_RUN}
