@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracles import models
 
-from specdec_fast import Engine
+from specdec_fast import Engine, SamplingParams
 from specdec_fast.targets import load_checks
 from specdec_fast.targets.attention import NAME
 from specdec_fast.targets.huggingface import HuggingFaceTarget
@@ -114,12 +114,12 @@ def test_attention_is_lent_between_passes() -> None:
     model = models.own("llama")
     text = models.own_text(model)
     with Engine(HuggingFaceTarget(model, max_rows=2, max_length=32)) as engine:
-        expected = engine.generate([[3, 4, 5]])[0].tokens
+        expected = engine.generate([[3, 4, 5]], SamplingParams(temperature=0, max_new_tokens=8))[0].tokens
         for own in ("sdpa", "eager"):
             engine.target.lease.lend_attention()  # type: ignore[attr-defined]
             model.set_attn_implementation(own)
             assert models.own_text(model) == text
-            assert engine.generate([[3, 4, 5]])[0].tokens == expected
+            assert engine.generate([[3, 4, 5]], SamplingParams(temperature=0, max_new_tokens=8))[0].tokens == expected
             assert model.config._attn_implementation == NAME
             engine.target.lease.lend_attention()  # type: ignore[attr-defined]
             assert model.config._attn_implementation == own
