@@ -148,8 +148,14 @@ class BatchView:
         else:
             own = self.batch.host_sampling()
             at = torch.tensor(list(places))
-            parts = (each[at] for each in (own.temperature, own.top_k, own.top_p, own.min_p, own.seeds))
-            self._sampling = SamplingTensors(*parts, all_greedy=own.all_greedy)
+            self._sampling = SamplingTensors(
+                own.temperature[at],
+                own.top_k[at],
+                own.top_p[at],
+                own.min_p[at],
+                own.seeds[at],
+                all_greedy=own.all_greedy,
+            )
         return self._sampling.seeds, positions
 
 

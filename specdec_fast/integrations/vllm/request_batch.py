@@ -81,8 +81,14 @@ class RequestBatch:
         if own.seeds.device.type == "cpu":
             return own
         if self._host is None:
-            parts = (own.temperature, own.top_k, own.top_p, own.min_p, own.seeds)
-            self._host = SamplingTensors(*(each.cpu() for each in parts), all_greedy=own.all_greedy)
+            self._host = SamplingTensors(
+                own.temperature.cpu(),
+                own.top_k.cpu(),
+                own.top_p.cpu(),
+                own.min_p.cpu(),
+                own.seeds.cpu(),
+                all_greedy=own.all_greedy,
+            )
         return self._host
 
     def per_node(self, layout: ChainLayout) -> Sampling:

@@ -132,13 +132,13 @@ def make_samplers(config: Any, sampler: Any, rejection_sampler: Any, rule: str, 
     if config.speculative_config is None:
         return sampler, None
 
-    class KeyedRejectionSampler(rejection_sampler):  # type: ignore[misc]
+    class KeyedRejectionSampler(rejection_sampler):
         """vLLM's rejection sampler with a rule of the project."""
 
         def _verify(
-            self, logits: Tensor, draft_logits: Tensor | None, draft_sampled: Tensor, pos: Tensor, cu_num_logits: Tensor,
-            idx_mapping: Tensor, idx_mapping_np: Any, expanded_idx_mapping: Tensor, expanded_local_pos: Tensor,
-            seq_lens_upper_bound_np: Any, verify_draft_sampled: Tensor,
+            self, logits: Tensor, draft_logits: Tensor | None, draft_sampled: Tensor, pos: Tensor,
+            cu_num_logits: Tensor, idx_mapping: Tensor, idx_mapping_np: Any, expanded_idx_mapping: Tensor,
+            expanded_local_pos: Tensor, seq_lens_upper_bound_np: Any, verify_draft_sampled: Tensor,
         ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
             processed = stock_params(
                 logits, expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, draft_sampled, expanded_local_pos,
