@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.core.device_transfer import current_stream_id, host_to_device
-from specdec_fast.integrations.vllm.chain_verification import Distribution, empty_row
+from specdec_fast.integrations.vllm.chain_verification import Distribution, with_empty_row
 from specdec_fast.integrations.vllm.request_batch import RequestBatch
 from specdec_kernels import distribution_stats, draft_sample, replay_sample
 
@@ -35,24 +35,26 @@ def why_not_sampled(drafter: Any) -> str | None:
 class SampledDrafts:
     """Draft tokens of one step that were sampled from distributions.
 
-    Attributes:
+    Args:
         request_ids: Requests of the B rows.
-        tokens: int64 [K * B]; draft j of row b is element j * B + b.
-        dists: Their distributions, K * B rows and one without any weight.
+        tokens: Tokens of each of K passes, int64 [B].
+        dists: Their distributions, B rows each.
+
+    Attributes:
+        dists: Distributions of draft j of row b in row j * B + b, and one more row without any weight.
     """
 
-    __slots__ = ("dists", "request_ids", "tokens")
+    __slots__ = ("_size", "_steps", "_tokens", "dists", "request_ids")
 
     def __init__(self, request_ids: Sequence[str], tokens: Sequence[Tensor], dists: Sequence[Distribution]) -> None:
-        self.request_ids = tuple(request_ids)
-        self.tokens = torch.cat(list(tokens))
-        parts = [torch.cat(each) for each in zip(*dists, empty_row(dists[0]))]
-        self.dists: Distribution = (parts[0], parts[1], parts[2], parts[3], parts[4])
+        self.request_ids, self._size, self._steps = tuple(request_ids), len(request_ids), len(tokens)
+        self._tokens = torch.cat([*tokens, tokens[0].new_full((1,), -2)])  # no token equals the last one
+        self.dists = with_empty_row(list(dists))
 
-    def index_of(self, request_ids: Sequence[str], counts: tuple[int, ...], tokens: Tensor) -> Tensor:
+    def index_of(self, request_ids: tuple[str, ...], counts: tuple[int, ...], tokens: Tensor) -> Tensor:
         """Finds the distribution of each node.
 
-        A token that was not sampled in this step, of a request that is unknown or at another place, has none.
+        A token that was not sampled in this step, of a request that is unknown or at another place, has the last one.
 
         Args:
             request_ids: Requests of the step that verifies.
@@ -60,25 +62,28 @@ class SampledDrafts:
             tokens: Packed nodes, int64 [M].
 
         Returns:
-            int32 [M]; -1 for nodes without a distribution.
+            int32 [M].
         """
-        rows = {each: row for row, each in enumerate(self.request_ids)}
-        places = tuple(rows.get(each, -1) for each in request_ids)
+        if request_ids == self.request_ids:
+            places = tuple(range(self._size))
+        else:
+            rows = {each: row for row, each in enumerate(self.request_ids)}
+            places = tuple(rows.get(each, -1) for each in request_ids)
         device = tokens.device
-        size, steps = len(self.request_ids), self.tokens.shape[0] // len(self.request_ids)
-        index = _index(places, counts, size, steps, device, current_stream_id(device))
-        return torch.where(self.tokens[index.clamp(min=0)] == tokens, index, -1)
+        index = _index(places, counts, self._size, self._steps, device, current_stream_id(device))
+        return torch.where(self._tokens[index] == tokens, index, self._size * self._steps)
 
 
 @lru_cache(maxsize=256)
 def _index(
     places: tuple[int, ...], counts: tuple[int, ...], size: int, steps: int, device: torch.device, stream: int
 ) -> Tensor:
-    """Index of each node in the order of `SampledDrafts.tokens`. It is only read; each stream has its own."""
+    """Index of each node in the order of `SampledDrafts.dists`. It is only read; each stream has its own."""
+    none = size * steps
     found: list[int] = []
     for place, count in zip(places, counts):
-        found.append(-1)
-        found += [at * size + place if place >= 0 and at < steps else -1 for at in range(count - 1)]
+        found.append(none)
+        found += [at * size + place if place >= 0 and at < steps else none for at in range(count - 1)]
     with torch.inference_mode(False):
         return host_to_device(found, torch.int32, device)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.core.chain_layout import ChainLayout
+from specdec_fast.integrations.vllm.chain_verification import StepLayout
 from specdec_fast.integrations.vllm.request_batch import GREEDY_BELOW
 
 _STATE_OF_PROCESSORS = ("min_toks", "biases", "min_p_count")
@@ -85,7 +85,7 @@ def _divisors(temperature: Tensor) -> Tensor:
 
 
 def emitted_logprobs(
-    runner: Any, raw: Tensor, processed: Tensor, metadata: Any, layout: ChainLayout, emitted: Tensor
+    runner: Any, raw: Tensor, processed: Tensor, metadata: Any, layout: StepLayout, emitted: Tensor
 ) -> Any:
     """Computes the log-probabilities of emitted tokens as vLLM's samplers do.
 
@@ -105,7 +105,7 @@ def emitted_logprobs(
         return None
     sampler, mode = runner.sampler, runner.sampler.logprobs_mode
     steps = torch.arange(emitted.shape[1], device=emitted.device)
-    nodes = (layout.offsets[:-1, None] + steps).clamp_(max=raw.shape[0] - 1).flatten().long()
+    nodes = (layout.first[:, None] + steps).clamp_(max=raw.shape[0] - 1).flatten()
     tokens = emitted.flatten().long().clamp(min=0)
     if mode.startswith("processed"):
         rows = _constrain(processed[nodes].float(), metadata, layout.row_of[nodes])

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.core.chain_layout import ChainLayout
 from specdec_fast.core.device_transfer import host_to_device
-from specdec_fast.integrations.vllm.chain_verification import Sampling
+from specdec_fast.integrations.vllm.chain_verification import Sampling, StepLayout
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
 
 GREEDY_BELOW = 1e-5
@@ -61,7 +60,7 @@ class RequestBatch:
     request_ids: tuple[str, ...]
     host_seeds: tuple[int, ...]
     sampling: SamplingTensors
-    _per_node: tuple[ChainLayout, Sampling] | None = None
+    _per_node: tuple[StepLayout, Sampling] | None = None
     _host: SamplingTensors | None = None
 
     @property
@@ -91,7 +90,7 @@ class RequestBatch:
             )
         return self._host
 
-    def per_node(self, layout: ChainLayout) -> Sampling:
+    def per_node(self, layout: StepLayout) -> Sampling:
         """Returns the parameters of each node, [M]. Those of the last layout are remembered."""
         known = self._per_node
         if known is None or known[0] is not layout:

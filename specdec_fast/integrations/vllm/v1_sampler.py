@@ -12,8 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.core.chain_layout import ChainLayout, chain_layout
-from specdec_fast.integrations.vllm.chain_verification import Chains, empty_row, plan_of, verify_chains
+from specdec_fast.integrations.vllm.chain_verification import (
+    Chains,
+    StepLayout,
+    step_layout,
+    verify_chains,
+    with_empty_row,
+)
 from specdec_fast.integrations.vllm.draft_sampling import DraftSampling, why_not_sampled
 from specdec_fast.integrations.vllm.logits_processing import emitted_logprobs, process_logits, temper_logits
 from specdec_fast.integrations.vllm.request_batch import RequestBatch, hashed_seed, make_batch, request_seed
@@ -79,9 +84,9 @@ class V1Sampler:
         processed = process_logits(runner, logits, metadata, drafts)
         size = len(batch.request_ids)
         counts = (1,) * size if drafts is None else tuple([count + 1 for count in drafts.num_draft_tokens])
-        layout = chain_layout(tuple(range(size)), counts, logits.device)
+        layout = step_layout(counts, logits.device)
         nodes = self._nodes_of(drafts, size)
-        roots = runner.positions[nodes if drafts is None else nodes[layout.offsets[:-1]]].to(torch.int32)
+        roots = runner.positions[nodes if drafts is None else nodes[layout.first]].to(torch.int32)
         if drafts is None:
             emitted = self._sample_roots(processed, metadata, batch, layout, roots)
         else:
@@ -97,7 +102,7 @@ class V1Sampler:
         return self._runner.query_start_loc.gpu[1 : size + 1] - 1
 
     def _sample_roots(
-        self, logits: Tensor, metadata: Any, batch: RequestBatch, layout: ChainLayout, roots: Tensor
+        self, logits: Tensor, metadata: Any, batch: RequestBatch, layout: StepLayout, roots: Tensor
     ) -> Tensor:
         """Samples a step without drafts; returns int32 [B, 1]."""
         parameters = batch.parameters
@@ -107,43 +112,34 @@ class V1Sampler:
         if self._rule == "replay":
             inv_t, _, cut, tie_id = distribution_stats(logits, *parameters)
             return replay_sample(logits, inv_t, cut, tie_id, batch.seeds, roots + 1).to(torch.int32)[:, None]
-        chains = Chains(torch.zeros_like(batch.seeds), layout.offsets, plan_of(layout), 0)
+        chains = Chains(torch.zeros_like(batch.seeds), layout)
         return verify_chains(self._rule, chains, logits, parameters, batch.seeds, roots)[0]
 
     def _verify(
-        self,
-        logits: Tensor,
-        drafts: Any,
-        batch: RequestBatch,
-        layout: ChainLayout,
-        counts: tuple[int, ...],
-        roots: Tensor,
-    ) -> Tensor:
+        self, logits: Tensor, drafts: Any, batch: RequestBatch, layout: StepLayout, counts: tuple[int, ...], roots: Tensor
+    ) -> Tensor:  # fmt: skip
         """Verifies the drafts of a step; returns what it emits, int32 [B, D + 1]."""
-        tokens = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
-        tokens[drafts.target_logits_indices + 1] = drafts.draft_token_ids.long()
-        chains = Chains(tokens, layout.offsets, plan_of(layout), max(counts) - 1)
+        chains = Chains(self._runner.input_ids.gpu[drafts.logits_indices].long(), layout)
         if self._draws and self._rule != "replay":
-            self._add_distributions(chains, drafts, batch, layout, counts)
+            self._add_distributions(chains, drafts, batch, counts)
         return verify_chains(self._rule, chains, logits, batch.per_node(layout), batch.seeds, roots)[0]
 
-    def _add_distributions(
-        self, chains: Chains, drafts: Any, batch: RequestBatch, layout: ChainLayout, counts: tuple[int, ...]
-    ) -> None:
+    def _add_distributions(self, chains: Chains, drafts: Any, batch: RequestBatch, counts: tuple[int, ...]) -> None:
         """Adds the distributions of sampled draft tokens. A token whose distribution is not known is no proposal."""
         if self._drafting is None:
-            self._add_probabilities(chains, drafts, batch, layout)
+            self._add_probabilities(chains, drafts, batch)
             return
         sampled, greedy = self._drafting.take()
         if sampled is not None:
             chains.sampled = sampled.dists
             chains.dist_index = sampled.index_of(batch.request_ids, counts, chains.tokens)
             return
-        unknown = [row for row, each in enumerate(batch.request_ids) if each not in greedy]
-        for row in unknown:
-            chains.tokens.masked_fill_(layout.row_of == row, -1)
+        unknown = [each not in greedy for each in batch.request_ids]
+        if any(unknown):
+            of_row = torch.tensor(unknown, device=chains.tokens.device)
+            chains.tokens.masked_fill_(of_row[chains.layout.row_of], -1)
 
-    def _add_probabilities(self, chains: Chains, drafts: Any, batch: RequestBatch, layout: ChainLayout) -> None:
+    def _add_probabilities(self, chains: Chains, drafts: Any, batch: RequestBatch) -> None:
         """Adds the probabilities that vLLM kept for a drafter which samples in its own way."""
         probs = self._runner._get_spec_decode_draft_probs(drafts)
         if probs is None:
@@ -153,10 +149,8 @@ class V1Sampler:
         rows, vocab = probs.shape
         one = probs.new_ones(rows)
         last = torch.full((rows,), vocab - 1, dtype=torch.int32, device=probs.device)
-        dists = (probs.log(), one, torch.zeros_like(one), one - torch.inf, last)
-        parts = [torch.cat(each) for each in zip(dists, empty_row(dists))]
-        chains.sampled = (parts[0], parts[1], parts[2], parts[3], parts[4])
-        index = torch.full_like(layout.dist_index, -1)
+        chains.sampled = with_empty_row([(probs.log(), one, torch.zeros_like(one), one - torch.inf, last)])
+        index = torch.full_like(chains.layout.deterministic, rows)
         index[drafts.target_logits_indices + 1] = torch.arange(rows, dtype=torch.int32, device=probs.device)
         chains.dist_index = index
 

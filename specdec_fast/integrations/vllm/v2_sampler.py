@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.integrations.vllm.chain_verification import Chains, Distribution, Sampling, empty_row, verify_chains
+from specdec_fast.integrations.vllm.chain_verification import (
+    Chains,
+    Sampling,
+    StepLayout,
+    verify_chains,
+    with_empty_row,
+)
 from specdec_fast.integrations.vllm.compatibility import other_signatures
 from specdec_fast.integrations.vllm.settings import MAX_DRAFT_TOKENS, read_settings
 from specdec_kernels import distribution_stats, replay_sample, tree_plan
@@ -182,8 +188,8 @@ def sample_roots(rule: str, logits: Tensor, sampling: Sampling, seeds: Tensor, r
         inv_t, _, cut, tie_id = distribution_stats(logits, *sampling)
         return replay_sample(logits, inv_t, cut, tie_id, seeds, roots + 1)
     offsets = torch.arange(len(seeds) + 1, dtype=torch.int32, device=logits.device)
-    chains = Chains(torch.zeros_like(seeds), offsets, tree_plan(torch.full_like(roots, -1), offsets, 1), 0)
-    return verify_chains(rule, chains, logits, sampling, seeds, roots)[0][:, 0].long()
+    layout = StepLayout(offsets, tree_plan(torch.full_like(roots, -1), offsets, 1), len(seeds), 0)
+    return verify_chains(rule, Chains(torch.zeros_like(seeds), layout), logits, sampling, seeds, roots)[0][:, 0].long()
 
 
 def verify_step(
@@ -223,18 +229,18 @@ def verify_step(
     local = expanded_local_pos.to(torch.int32)
     states = expanded_idx_mapping.long()
     tokens = torch.where(local == 0, 0, draft_sampled.long())
-    chains = Chains(tokens, offsets, tree_plan(local - 1, offsets, steps + 1), steps)
+    layout = StepLayout(offsets, tree_plan(local - 1, offsets, steps + 1), len(tokens), steps)
+    chains = Chains(tokens, layout)
     if draft_logits is not None and rule != "replay":
         at = states * steps + (local - 1).clamp(min=0)
         asked = temperature[states]
         rows = draft_logits.flatten(0, 1)[at]
         stats = distribution_stats(rows, asked.float(), *_tempered(asked)[1:])
-        dists: Distribution = (rows, stats[0], stats[1], stats[2], stats[3])
-        parts = [torch.cat(each) for each in zip(dists, empty_row(dists))]
-        chains.sampled = (parts[0], parts[1], parts[2], parts[3], parts[4])
-        chains.dist_index = torch.arange(len(tokens), dtype=torch.int32, device=tokens.device)
-    first, own = offsets[:-1].long(), idx_mapping.long()
+        chains.sampled = with_empty_row([(rows, stats[0], stats[1], stats[2], stats[3])])
+        each = torch.arange(len(tokens), dtype=torch.int32, device=tokens.device)
+        chains.dist_index = each.masked_fill(tokens < 0, len(tokens))
+    own = idx_mapping.long()
     sampling = _tempered(temperature[states])
-    roots = pos[first].to(torch.int32)
+    roots = pos[layout.first].to(torch.int32)
     emitted, num_accepted = verify_chains(rule, chains, logits, sampling, seeds[own], roots)
     return emitted, num_accepted + 1
