@@ -90,9 +90,10 @@ def sampler_of(rule: str, drafted: bool, sampled: bool) -> Callable[[], Any]:
     made, described = runner(seeds, metadata, lengths, drafts)
     sampler = v1_sampler.V1Sampler(made, rule, SamplerOutput)
     if sampled:
-        tokens, dists = [each for each, _ in steps], [each for _, each in steps]
+        tokens, stats = [each for each, _ in steps], [each[1:] for _, each in steps]
+        kept = torch.cat([*(each[0] for _, each in steps), torch.zeros(1, V)])
         sampler._draws = True
-        sampler._drafting = Drafting(lambda: SampledDrafts(made.input_batch.req_ids, tokens, dists))
+        sampler._drafting = Drafting(lambda: SampledDrafts(made.input_batch.req_ids, tokens, kept, stats))
     return lambda: sampler.sample(logits, described)
 
 

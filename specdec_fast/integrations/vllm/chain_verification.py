@@ -175,9 +175,9 @@ def empty_row(columns: int, dtype: torch.dtype, device: torch.device, stream: in
         return torch.zeros(1, columns, dtype=dtype, device=device), one, one - 1, one + torch.inf, none
 
 
-def with_empty_row(dists: list[Distribution]) -> Distribution:
-    """Concatenates distributions and adds one without any weight."""
-    logits = dists[0][0]
+def with_empty_row(dists: Distribution) -> Distribution:
+    """Adds a distribution without any weight."""
+    logits = dists[0]
     last = empty_row(logits.shape[1], logits.dtype, logits.device, current_stream_id(logits.device))
-    parts = [torch.cat(each) for each in zip(*dists, last)]
+    parts = [torch.cat(each) for each in zip(dists, last)]
     return parts[0], parts[1], parts[2], parts[3], parts[4]

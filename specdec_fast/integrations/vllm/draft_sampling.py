@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.core.device_transfer import current_stream_id, host_to_device
-from specdec_fast.integrations.vllm.chain_verification import Distribution, with_empty_row
+from specdec_fast.integrations.vllm.chain_verification import Distribution, empty_row
 from specdec_fast.integrations.vllm.request_batch import RequestBatch
 from specdec_kernels import distribution_stats, draft_sample, replay_sample
 
@@ -38,7 +38,8 @@ class SampledDrafts:
     Args:
         request_ids: Requests of the B rows.
         tokens: Tokens of each of K passes, int64 [B].
-        dists: Their distributions, B rows each.
+        logits: Draft logits of all passes, K * B rows or more and one besides, which is not read.
+        stats: Statistics of each pass, as `distribution_stats` returns them, B numbers each.
 
     Attributes:
         dists: Distributions of draft j of row b in row j * B + b, and one more row without any weight.
@@ -46,10 +47,14 @@ class SampledDrafts:
 
     __slots__ = ("_size", "_steps", "_tokens", "dists", "request_ids")
 
-    def __init__(self, request_ids: Sequence[str], tokens: Sequence[Tensor], dists: Sequence[Distribution]) -> None:
+    def __init__(
+        self, request_ids: Sequence[str], tokens: Sequence[Tensor], logits: Tensor, stats: Sequence[Sequence[Tensor]]
+    ) -> None:
         self.request_ids, self._size, self._steps = tuple(request_ids), len(request_ids), len(tokens)
         self._tokens = torch.cat([*tokens, tokens[0].new_full((1,), -2)])  # no token equals the last one
-        self.dists = with_empty_row(list(dists))
+        last = empty_row(1, logits.dtype, logits.device, current_stream_id(logits.device))[1:]
+        inv_t, lse, cut, tie_id = (torch.cat(each) for each in zip(*stats, last))
+        self.dists: Distribution = (logits[: self._size * self._steps + 1], inv_t, lse, cut, tie_id)
 
     def index_of(self, request_ids: tuple[str, ...], counts: tuple[int, ...], tokens: Tensor) -> Tensor:
         """Finds the distribution of each node.
@@ -106,14 +111,15 @@ class DraftSampling:
         self._ids: tuple[str, ...] = ()
         self._greedy: frozenset[str] = frozenset()
         self._tokens: list[Tensor] = []
-        self._dists: list[Distribution] = []
+        self._stats: list[tuple[Tensor, ...]] = []
+        self._logits = torch.empty(0, 0)
         drafter.set_inputs_first_pass, drafter._sample_draft_tokens = self._start, self._sample
 
     def take(self) -> tuple[SampledDrafts | None, frozenset[str]]:
         """Returns what was sampled since the last call, or None, and the requests whose drafts are deterministic."""
-        ids, tokens, dists, greedy = self._ids, self._tokens, self._dists, self._greedy
-        self._tokens, self._dists, self._greedy = [], [], frozenset()
-        return (SampledDrafts(ids, tokens, dists) if tokens else None), greedy
+        ids, tokens, stats, greedy = self._ids, self._tokens, self._stats, self._greedy
+        self._tokens, self._stats, self._greedy = [], [], frozenset()
+        return (SampledDrafts(ids, tokens, self._logits, stats) if tokens else None), greedy
 
     def _start(self, *args: Any, **kwargs: Any) -> Any:
         """Prepares the first pass as vLLM does, and notes the positions of the roots.
@@ -128,7 +134,7 @@ class DraftSampling:
         behind = 1 if self._drafter.pass_hidden_states_to_model else 0
         self._roots = (self._drafter.positions[found[1].long()] + behind).to(torch.int32)
         self._step = 0
-        self._tokens, self._dists, self._greedy = [], [], frozenset()
+        self._tokens, self._stats, self._greedy = [], [], frozenset()
         return found
 
     def _sample(self, hidden_states: Tensor, metadata: Any) -> tuple[Tensor, Tensor | None]:
@@ -147,5 +153,16 @@ class DraftSampling:
         tokens = draft_sample(logits, inv_t, lse, cut, tie_id, batch.seeds, self._roots, index)
         self._ids = batch.request_ids
         self._tokens.append(tokens)
-        self._dists.append((logits, inv_t, lse, cut, tie_id))
+        self._stats.append((inv_t, lse, cut, tie_id))
+        self._keep(logits, step)
         return tokens, None
+
+    def _keep(self, logits: Tensor, step: int) -> None:
+        """Copies draft logits [B, V] behind those of earlier passes, into memory that is used again."""
+        rows, columns = logits.shape
+        kept, needed = self._logits, (step + 1) * rows + 1
+        if kept.shape[1] != columns or kept.dtype != logits.dtype or kept.device != logits.device or len(kept) < needed:
+            passes = max(int(self._drafter.num_speculative_tokens), step + 1)
+            self._logits = logits.new_zeros(passes * rows + 1, columns)
+            self._logits[: step * rows] = kept[: step * rows]
+        self._logits[step * rows : (step + 1) * rows] = logits

@@ -108,6 +108,7 @@ def emitted_logprobs(
     nodes = (layout.first[:, None] + steps).clamp_(max=raw.shape[0] - 1).flatten()
     tokens = emitted.flatten().long().clamp(min=0)
     if mode.startswith("processed"):
+        assert layout.row_of is not None
         rows = _constrain(processed[nodes].float(), metadata, layout.row_of[nodes])
     else:
         rows = raw[nodes].float()

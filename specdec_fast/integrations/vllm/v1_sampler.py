@@ -116,7 +116,8 @@ class V1Sampler:
         return verify_chains(self._rule, chains, logits, parameters, batch.seeds, roots)[0]
 
     def _verify(
-        self, logits: Tensor, drafts: Any, batch: RequestBatch, layout: StepLayout, counts: tuple[int, ...], roots: Tensor
+        self, logits: Tensor, drafts: Any, batch: RequestBatch, layout: StepLayout, counts: tuple[int, ...],
+        roots: Tensor,
     ) -> Tensor:  # fmt: skip
         """Verifies the drafts of a step; returns what it emits, int32 [B, D + 1]."""
         chains = Chains(self._runner.input_ids.gpu[drafts.logits_indices].long(), layout)
@@ -149,7 +150,7 @@ class V1Sampler:
         rows, vocab = probs.shape
         one = probs.new_ones(rows)
         last = torch.full((rows,), vocab - 1, dtype=torch.int32, device=probs.device)
-        chains.sampled = with_empty_row([(probs.log(), one, torch.zeros_like(one), one - torch.inf, last)])
+        chains.sampled = with_empty_row((probs.log(), one, torch.zeros_like(one), one - torch.inf, last))
         index = torch.full_like(chains.layout.deterministic, rows)
         index[drafts.target_logits_indices + 1] = torch.arange(rows, dtype=torch.int32, device=probs.device)
         chains.dist_index = index

@@ -236,7 +236,7 @@ def verify_step(
         asked = temperature[states]
         rows = draft_logits.flatten(0, 1)[at]
         stats = distribution_stats(rows, asked.float(), *_tempered(asked)[1:])
-        chains.sampled = with_empty_row([(rows, stats[0], stats[1], stats[2], stats[3])])
+        chains.sampled = with_empty_row((rows, stats[0], stats[1], stats[2], stats[3]))
         each = torch.arange(len(tokens), dtype=torch.int32, device=tokens.device)
         chains.dist_index = each.masked_fill(tokens < 0, len(tokens))
     own = idx_mapping.long()
