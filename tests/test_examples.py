@@ -21,9 +21,10 @@ SAYS = {
     "medusa_heads.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "mtp_module.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "grammar.py": [" eos", "chapter: ", "same texts without speculation: True"],
+    "vllm_plugin.py": ["same seed, same text: True", "tokens per target pass"],
     "custom_loop.py": ["nodes tried", "accepted", "tokens per target pass"],
 }
-NEEDS = {"grammar.py": "llguidance"}
+NEEDS = {"grammar.py": "llguidance", "vllm_plugin.py": "vllm"}
 
 
 def test_every_example_is_tested() -> None:

@@ -69,7 +69,7 @@ def engine_options(folder: Path, rule: str | None, drafts: str = "none", **optio
     return {
         "model": str(folder / "target"), "speculative_config": speculation(folder, drafts), "additional_config": asked,
         "dtype": "float32", "enforce_eager": True, "max_model_len": 128, "max_num_seqs": 64, "disable_log_stats": False,
-        "enable_prefix_caching": False, "skip_tokenizer_init": True, **options,
+        "enable_prefix_caching": False, "skip_tokenizer_init": True, "num_gpu_blocks_override": 80, **options,
     }  # fmt: skip
 
 
@@ -86,6 +86,11 @@ def draw_triples(engine: Any, count: int, **sampling: Any) -> np.ndarray:
     fixed = {"max_tokens": 4, "ignore_eos": True, "detokenize": False}
     params = [SamplingParams(**{"seed": seed + 1, **fixed, **sampling}) for seed in range(count)]
     return np.array(generate(engine, [PROMPT] * count, params))[:, :3]
+
+
+def metric(engine: Any, name: str) -> float:
+    """A counter of vLLM, which sums over all engines of the process."""
+    return sum(each.value for each in engine.get_metrics() if each.name == f"vllm:{name}")
 
 
 def runner_of(engine: Any) -> Any:

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from documents.blocks import fences
 from oracles.vllm_stand_ins import InputBatch, RejectionSampler, Sampler, SamplerOutput, sampling_metadata
 
 from specdec_fast.integrations.vllm import compatibility, plugin, register, v1_runner
@@ -18,6 +19,12 @@ from specdec_fast.integrations.vllm.settings import read_settings
 
 Patch = pytest.MonkeyPatch
 Log = pytest.LogCaptureFixture
+
+
+def test_the_page_shows_the_example(root: Path) -> None:
+    blocks = fences((root / "docs" / "guides" / "vllm.md").read_text(encoding="utf-8"))
+    (program,) = [block.source for block in blocks if block.language == "python"]
+    assert program.strip() in (root / "examples" / "vllm_plugin.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.4.dev3+cpu"])
