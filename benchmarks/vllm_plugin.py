@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python -m benchmarks.vllm_plugin
 
-A stand-in for vLLM's runner has B = 8 requests, K = 4 draft tokens and V = 32,000. The plugin's share is the time of a
+A fake of vLLM's runner has B = 8 requests, K = 4 draft tokens and V = 32,000. The plugin's share is the time of a
 call minus that of the same operators on ready arguments. Both run in turns, on one thread. vLLM is not needed.
 """
 
@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from oracles.vllm_stand_ins import SamplerOutput, runner, sampling_metadata
+from oracles.fake_vllm import SamplerOutput, runner, sampling_metadata
 
 from benchmarks.harness.interleave import environment, interleave
 from benchmarks.harness.result_files import write_whole

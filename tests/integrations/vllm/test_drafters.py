@@ -1,4 +1,4 @@
-"""The project's drafters behind vLLM's interface, on stand-ins for its batch."""
+"""The project's drafters behind vLLM's interface, on fakes of its batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.vllm_stand_ins import sampling_metadata
+from oracles.fake_vllm import sampling_metadata
 
 from specdec_fast.integrations.vllm.drafters import NgramDrafter, RecyclingDrafter, SuffixDrafter, chain_of
 from specdec_fast.integrations.vllm.request_batch import make_batch

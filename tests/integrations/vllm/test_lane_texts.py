@@ -71,11 +71,18 @@ def test_greedy_texts_equal_those_of_stock_vllm(engines: Engines) -> None:
 @pytest.mark.parametrize("drafts", ["greedy", *OWN_DRAFTERS])
 def test_drafts_never_change_a_text(engines: Engines, plain: list[list[int]], drafts: str) -> None:
     engine = engines("replay", drafts)
-    names = ("spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens")
-    before = [metric(engine, name) for name in names]
+    runner, lengths = runner_of(engine), []
+    sample = runner._sample
+
+    def counted(logits: Any, drafts: Any) -> Any:
+        found = sample(logits, drafts)
+        lengths.extend((found.sampled_token_ids >= 0).sum(1).tolist() if drafts else [])
+        return found
+
+    runner._sample = counted
     assert generate(engine, *requests()) == plain
-    accepted, drafted = (metric(engine, name) - then for name, then in zip(names, before))
-    assert 0 < accepted < drafted
+    runner._sample = sample
+    assert {1, 2} < set(lengths), "some drafts are accepted, and some rejected"
 
 
 @pytest.mark.parametrize("drafts", ["greedy", "suffix"])

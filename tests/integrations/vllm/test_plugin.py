@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from documents.blocks import fences
-from oracles.vllm_stand_ins import InputBatch, RejectionSampler, Sampler, SamplerOutput, sampling_metadata
+from oracles.fake_vllm import InputBatch, RejectionSampler, Sampler, SamplerOutput, sampling_metadata
 
 from specdec_fast.integrations.vllm import compatibility, plugin, register, v1_runner
 from specdec_fast.integrations.vllm.import_hook import when_imported

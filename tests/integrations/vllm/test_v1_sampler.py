@@ -1,4 +1,4 @@
-"""The sampler of the V1 runner on stand-ins for vLLM's runner: layouts, seeds, processors, drafts of unknown origin."""
+"""The sampler of the V1 runner on fakes of vLLM's runner: layouts, seeds, processors, drafts of unknown origin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.vllm_stand_ins import SamplerOutput, runner, sampling_metadata
+from oracles.fake_vllm import SamplerOutput, runner, sampling_metadata
 
 from specdec_fast.integrations.vllm import draft_sampling
 from specdec_fast.integrations.vllm.draft_sampling import DraftSampling, why_not_sampled

@@ -1,4 +1,4 @@
-"""Samplers for the V2 runner on stand-ins for its tensors, against the V1 layout on the same drafts."""
+"""Samplers for the V2 runner on tensors such as it has, against the V1 layout on the same drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins for vLLM's model runner and its values, for tests without vLLM.
+"""Fakes of vLLM's model runner and its values, for tests without vLLM.
 
 They have the attributes that the plugin reads, with the layouts of vLLM 0.32.
 """
