@@ -2,7 +2,7 @@
 
 Under rule `replay` a draft model uses the noise that the target will use at the same position: it is coupled. Under the
 other rules it samples independently of the verification, and its distributions are kept for it. vLLM's own draft
-samples ignore the seeds of requests. Tests: tests/integrations/vllm/test_v1_runner.py and test_lane.py.
+samples ignore the seeds of requests. Tests: tests/integrations/vllm/test_v1_sampler.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                         "model": "specdec_fast.integrations.vllm.drafters.SuffixDrafter"}
 
 Options go into `additional_config={"specdec": {"rule": ..., "drafter": {"min_match": 2}}}`. vLLM verifies chains, so
-the likeliest path of a tree is drafted. Tests: tests/integrations/vllm/test_drafters.py and test_lane.py.
+the likeliest path of a tree is drafted. Tests: tests/integrations/vllm/test_drafters.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vLLM's own logits processors on the rows of a step, and log-probabilities of what the step emitted.
 
 Penalties, bad words, allowed ids, minimum lengths and grammars stay vLLM's: its functions are called on copies.
-Tests: tests/integrations/vllm/test_v1_runner.py, tests/integrations/vllm/test_lane.py.
+Tests: tests/integrations/vllm/test_v1_sampler.py, tests/integrations/vllm/test_lane_texts.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Seeds and sampling parameters of vLLM's batch, made again only when the batch changes.
 
 vLLM makes a new `SamplingMetadata` whenever requests join, leave or move, and never otherwise. So the tensors here are
-remembered with it. Tests: tests/integrations/vllm/test_v1_runner.py, tests/integrations/vllm/test_lane.py.
+remembered with it. Tests: tests/integrations/vllm/test_v1_sampler.py, tests/integrations/vllm/test_lane_texts.py.
 """
 
 from __future__ import annotations

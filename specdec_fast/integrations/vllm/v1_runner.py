@@ -2,7 +2,7 @@
 
 A CPU always has this runner. `GPUModelRunner.__init__` is wrapped, since the configuration is known there. The sampler
 is bound to the one runner that was made, so two engines in a process do not see each other.
-Tests: tests/integrations/vllm/test_v1_runner.py, tests/integrations/vllm/test_lane.py.
+Tests: tests/integrations/vllm/test_plugin.py, tests/integrations/vllm/test_lane_texts.py.
 """
 
 from __future__ import annotations
