@@ -1,7 +1,8 @@
 """The sampler of one V1 model runner: verification by the project's operators, keyed by the requests' seeds.
 
 All tokens of an engine that asks come from here, with and without drafts. So a text under rule `replay` is a function
-of the request and its seed. Tests: tests/integrations/vllm/test_v1_sampler.py, tests/integrations/vllm/test_lane_texts.py.
+of the request and its seed.
+Tests: tests/integrations/vllm/test_v1_sampler.py, tests/integrations/vllm/test_lane_texts.py.
 """
 
 from __future__ import annotations
