@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from documents.blocks import fences
+from documents.blocks import IN_VLLM, fences
 from oracles.fake_vllm import InputBatch, RejectionSampler, Sampler, SamplerOutput, sampling_metadata
 
 from specdec_fast.integrations.vllm import compatibility, plugin, register, v1_runner
@@ -22,9 +22,14 @@ Log = pytest.LogCaptureFixture
 
 
 def test_the_page_shows_the_example(root: Path) -> None:
-    blocks = fences((root / "docs" / "guides" / "vllm.md").read_text(encoding="utf-8"))
-    (program,) = [block.source for block in blocks if block.language == "python"]
+    """Which `test_lane_processes.py` runs. No other page has such a block."""
+    found = {
+        page.name: [block.source for block in fences(page.read_text(encoding="utf-8")) if IN_VLLM in block.info.split()]
+        for page in [root / "README.md", *(root / "docs").rglob("*.md")]
+    }
+    (program,) = found.pop("vllm.md")
     assert program.strip() in (root / "examples" / "vllm_plugin.py").read_text(encoding="utf-8")
+    assert not any(found.values())
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.4.dev3+cpu"])
