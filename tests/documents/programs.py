@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from documents.blocks import INCLUDE, NO_RUN, Block, fences
+from documents.blocks import IN_VLLM, INCLUDE, NO_RUN, Block, fences
 
 RUNNER = """
 import contextlib, io, json, re, sys, traceback, types
@@ -48,7 +48,7 @@ class Run(NamedTuple):
 
 def programs(document: Path) -> list[Block]:
     """The Python blocks of a document that run."""
-    return [block for block in python_blocks(document) if NO_RUN not in block.info.split()]
+    return [block for block in python_blocks(document) if not {NO_RUN, IN_VLLM} & set(block.info.split())]
 
 
 def python_blocks(document: Path) -> list[Block]:

@@ -1,0 +1,12 @@
+"""The root of the checkout, for tests that read documents and examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return Path(__file__).parents[2]
