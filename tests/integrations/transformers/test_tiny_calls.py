@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_fast.integrations.transformers import attach
+from specdec_fast.integrations.transformers import attach, detach
 from specdec_fast.targets.tiny_models import tiny_model
 
 V = 24
@@ -131,3 +131,28 @@ def test_a_stream_ends_though_the_call_fails() -> None:
             model.generate(PROMPTS[1:2], **GREEDY, streamer=counts, **more)
         assert counts.ends == 1
     assert model.specdec.engine.idle
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_call_ends_with_an_error_if_the_model_is_detached_meanwhile(rows: int) -> None:
+    stock, model = pair()
+
+    class Detaches:
+        got: list[Any]
+
+        def __init__(self) -> None:
+            self.got = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.got.append(value)
+            if len(self.got) == 3:
+                detach(model)
+
+        def end(self) -> None:
+            self.got.append("end")
+
+    streamer = Detaches()
+    with pytest.raises(RuntimeError, match=r"got detach\(model\) while it ran"):
+        model.generate(PROMPTS[-rows:], **GREEDY, eos_token_id=None, streamer=streamer)
+    assert streamer.got[-1] == "end"
+    assert torch.equal(model.generate(**PADDED, **GREEDY), stock.generate(**PADDED, **GREEDY))
