@@ -194,7 +194,7 @@ check-sglang: $(READY) ## The SGLang plugin against SGLang's own code on a CPU; 
 lane-vllm: $(READY) $(VLLM_READY) ## Texts and distributions of the plugin in the real vLLM; skipped where vLLM is not installed
 	$(call lane,vllm,if [[ -x $(VLLM_ENV)/bin/python && -e $(VLLM_ENV)/stamp && '$(ENGINES)' != no ]]; then \
 	  PYTHONPATH='$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests' OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest -q \
-	  $(PYTEST_ARGS) -p no:cacheprovider -p no:unraisableexception --disable-warnings tests/integrations/vllm; \
+	  $(PYTEST_ARGS) -p no:cacheprovider -p no:unraisableexception --disable-warnings tests/integrations/vllm/test_lane_*.py; \
 	  else echo '$(VLLM) is not installed: skipped; make lane-vllm installs it where packages can be had'; fi)
 
 # (the page docs/engines.md: each row is thousands of texts)
