@@ -173,8 +173,11 @@ def test_the_heading_of_one_run_of_many_suites_names_them(root: Path) -> None:
     assert set(re.split(r", | and ", heading)) == suites - {"interpreter", "native", "real", "ray", "vllm"}
 
 
+SUITES = ("exact", "replay", "statistics", "mutants", "training", "unit", "real", "ray", "vllm")
+
+
 @NEEDS_MAKE
-@pytest.mark.parametrize("suite", ["exact", "replay", "statistics", "mutants", "training", "unit", "real", "ray", "vllm"])
+@pytest.mark.parametrize("suite", SUITES)
 def test_suites_name_tests_that_exist(root: Path, suite: str) -> None:
     """pytest ignores an excluded path that does not exist, so that the suite would run other tests than it says."""
     env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
