@@ -54,7 +54,7 @@ def _vllm(name: str, summary: str, speculation: dict[str, Any], rule: str = "", 
     return Setting(name, summary, recorder=recorder, batches=True, seed_per_request=True, own=bool(rule), note=note)
 
 
-_UNINITIALIZED = "On a CPU, temperatures of drafted rows are read from uninitialized memory (vllm-project/vllm #55005)."
+_UNINITIALIZED = "On a CPU, temperature, top-k and top-p of drafts are uninitialized memory (vllm-project/vllm #55005)."
 
 ENGINES: dict[str, tuple[Setting, ...]] = {
     "transformers": (
@@ -86,7 +86,7 @@ ENGINES: dict[str, tuple[Setting, ...]] = {
             "Gemma 4 assistant",
             "gemma4",
             recorder={"draft": True},
-            note="Drafts are the most probable tokens, and are verified as if they were sampled.",
+            note="Drafts are the most probable tokens, verified as if sampled (huggingface/transformers #47932).",
         ),
         *(
             Setting(

@@ -76,7 +76,17 @@ def as_markdown(rows: Sequence[Mapping[str, Any]], above: str = "") -> str:
         tables.setdefault(_title(row), []).append(row)
     parts = []
     for title, group in tables.items():
-        lines = [f"### {title}", "", *([above] if above else []), _line(_HEADINGS), _line(["---"] * len(_HEADINGS))]
+        drawn = sorted({str(row["draws"]) for row in group if row["draws"]}, key=int)
+        dates = sorted({row["date"] for row in group if row.get("date")})
+        about = [f"{' or '.join(drawn)} draws"] if drawn else []
+        lines = [
+            f"### {title}",
+            "",
+            *([f"{', '.join([*about, *dates[-1:]])}.", ""] if about or dates else []),
+            *([above] if above else []),
+            _line(_HEADINGS),
+            _line(["---"] * len(_HEADINGS)),
+        ]
         lines += [_line(cells_of(row)) for row in group]
         notes = {f"`{row['setting']}`: {row['note']}" for row in group if row["note"] and row["verdict"] != "matches"}
         reasons = {f"`{row['setting']}` did not run: {row['reason']}" for row in group if row["verdict"] == DID_NOT_RUN}
