@@ -1,0 +1,1 @@
+"""Programs that run in the interpreter of an engine under test, and import nothing of this project."""
