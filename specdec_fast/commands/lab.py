@@ -168,10 +168,10 @@ def lab(
     console = make_console(stderr=True)
     if other_engine is not None:
         with _progress(console) as progress:
-            lab_engines.test_engine(
+            lab_engines.run_settings(
                 other_engine, setting or (), out=out, python=python, sampler=sampler, draws=draws or lab_engines.DRAWS,
-                samplings=lab_engines.samplings_of(temperature, top_k, top_p), seed=seed or 1, as_json=as_json,
-                console=console, progress=progress,
+                samplings=lab_engines.samplings_of(temperature, top_k, top_p), seed=1 if seed is None else seed,
+                as_json=as_json, console=console, progress=progress,
             )  # fmt: skip
         return
     draws = _DRAWS if draws is None else draws

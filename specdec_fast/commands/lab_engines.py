@@ -74,7 +74,7 @@ def check_options(engine: str | None, setting: Sequence[str] | None, sampler: st
         raise ValueError(f"--python: {python} does not exist; expected the interpreter of the engine's environment")
 
 
-def test_engine(
+def run_settings(
     engine: str,
     names: Sequence[str],
     *,
@@ -140,7 +140,7 @@ def _rows(
     progress: Progress,
 ) -> list[Row]:
     """Runs and tests one setting. An engine that cannot run gives rows with the reason."""
-    from specdec_fast.lab.engines.recording import EngineFailed, build_pair, installed_version, record
+    from specdec_fast.lab.engines.recording import EngineFailedError, build_pair, installed_version, record
     from specdec_fast.lab.engines.verdict import Row, jobs_of, rows_of
 
     interpreter = sys.executable if python is None else str(python)
@@ -156,7 +156,7 @@ def _rows(
             jobs = jobs_of(setting, pair, samplings, draws, seed)
             answers = record(engine, setting, pair, jobs, python=interpreter, more=more, progress=shown)
             return rows_of(engine, setting, pair, samplings, answers)
-        except EngineFailed as error:
+        except EngineFailedError as error:
             versions = {} if engine == "callable" else installed_version(engine, interpreter)
             return [
                 Row(engine, versions, setting.name, setting.summary, setting.own, dict(each), reason=str(error))

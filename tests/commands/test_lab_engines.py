@@ -91,7 +91,7 @@ def test_an_interrupt_keeps_the_rows(run: Run, tmp_path: Path, monkeypatch: pyte
         begun.append(engine)
         if len(begun) == 2:
             raise KeyboardInterrupt
-        raise recording.EngineFailed("no such thing")
+        raise recording.EngineFailedError("no such thing")
 
     monkeypatch.setattr(recording, "record", record)
     result = run("lab", "--engine", "transformers", "--out", "found")

@@ -23,7 +23,7 @@ Progress = Callable[[str, int, int], None]
 """progress(job, done, total)."""
 
 
-class EngineFailed(Exception):
+class EngineFailedError(Exception):
     """An engine cannot run in its interpreter; the message is its last line."""
 
 
@@ -107,7 +107,7 @@ def _run(python: str, script: str, arguments: Sequence[str], progress: Progress 
     """Runs a script and reports the lines that begin with `progress`.
 
     Raises:
-        EngineFailed: If it fails.
+        EngineFailedError: If it fails.
     """
     command = [python, str(SCRIPTS / script), *arguments]
     with tempfile.TemporaryFile("w+", errors="replace") as said:
@@ -116,7 +116,7 @@ def _run(python: str, script: str, arguments: Sequence[str], progress: Progress 
                 command, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment(), errors="replace"
             )
         except OSError as error:
-            raise EngineFailed(f"--python: got {python}, which cannot be started: {error.strerror}") from None
+            raise EngineFailedError(f"--python: got {python}, which cannot be started: {error.strerror}") from None
         with process:
             try:
                 assert process.stdout is not None
@@ -130,7 +130,7 @@ def _run(python: str, script: str, arguments: Sequence[str], progress: Progress 
         if process.returncode != 0:
             said.seek(0)
             lines = [line.strip() for line in said.read().splitlines() if line.strip()]
-            raise EngineFailed(_reason(lines) or f"exit status {process.returncode}")
+            raise EngineFailedError(_reason(lines) or f"exit status {process.returncode}")
 
 
 def _reason(lines: Sequence[str]) -> str:
@@ -167,7 +167,7 @@ def build_pair(folder: Path, name: str, python: str = sys.executable) -> Pair:
         The pair.
 
     Raises:
-        EngineFailed: If the packages of the interpreter cannot build it.
+        EngineFailedError: If the packages of the interpreter cannot build it.
     """
     _run(python, "build_pairs.py", [str(folder), name])
     return Pair.load(folder / name)
@@ -198,7 +198,7 @@ def record(
         The answers.
 
     Raises:
-        EngineFailed: If the engine does not start.
+        EngineFailedError: If the engine does not start.
     """
     with tempfile.TemporaryDirectory(prefix="specdec-engine-") as folder:
         order = {
@@ -217,8 +217,15 @@ def record(
         }
         asked, answered = Path(folder) / "jobs.json", Path(folder) / "answers.json"
         asked.write_text(json.dumps(order))
-        _run(python, "record.py", [engine, str(asked), str(answered)], progress)
+        died = ""
+        try:
+            _run(python, "record.py", [engine, str(asked), str(answered)], progress)
+        except EngineFailedError as error:
+            if not answered.exists():
+                raise
+            died = str(error)  # the jobs before it are not lost
         found = json.loads(answered.read_text())
     texts = {name: each["texts"] for name, each in found["jobs"].items() if "texts" in each}
     failures = {name: each["failed"] for name, each in found["jobs"].items() if "failed" in each}
+    failures |= {name: f"the engine ended: {died}" for name in jobs if name not in found["jobs"]}
     return Answers(found["versions"], texts, failures)

@@ -40,7 +40,7 @@ class Row:
         draws: Number of drawn texts.
         distance: Total variation between the counts of the first three tokens and their exact distribution.
         limit: 99.9% quantile of that distance for draws from the exact distribution. Counts have some distance always.
-        p_value: P-value of a chi-square test of the joint distribution of the first three tokens.
+        p_value: Smallest p-value of chi-square tests of the first token, two tokens and three, times three (Bonferroni).
         greedy: (equal, all): texts at temperature 0 that equal the target's greedy text.
         seeds: (equal, all): sampled texts that are the same in a second run.
         greedy_batch: (equal, all): greedy texts of a batch that equal the target's; None for single requests.
@@ -154,9 +154,6 @@ def rows_of(
 
     Returns:
         The findings, one row per sampling.
-
-    Raises:
-        ValueError: If a drawn token is outside of the vocabulary.
     """
     texts = answers.texts
     shared: dict[str, Any] = {}
@@ -169,6 +166,7 @@ def rows_of(
         found = dict(shared)
         if f"draws {at}" in texts:
             found |= _tested(texts[f"draws {at}"], exact_joint(pair.logits, sampling))
+        impossible = found.pop("impossible", "")
         if f"again {at}" in texts and f"alone {at}" in texts:
             found["seeds"] = _equal(texts[f"again {at}"], texts[f"alone {at}"])
         if f"batch {at}" in texts and f"alone {at}" in texts:
@@ -183,7 +181,9 @@ def rows_of(
                 setting.own,
                 dict(sampling),
                 verdict=_verdict(found),
-                reason="; ".join(f"{job}: {why}" for job, why in failed.items()),
+                reason="; ".join(
+                    [*([impossible] if impossible else []), *(f"{job}: {why}" for job, why in failed.items())]
+                ),
                 note=setting.note,
                 **found,
             )
@@ -192,19 +192,29 @@ def rows_of(
 
 
 def _tested(texts: Sequence[Sequence[int]], joint: np.ndarray) -> dict[str, Any]:
-    """Tests the first three tokens of texts against their joint distribution."""
-    tokens = np.asarray([text[:3] for text in texts], dtype=np.int64)
+    """Tests the first three tokens of texts against their distribution. Impossible texts have a bin of their own."""
     vocab = joint.shape[0]
-    if tokens.min() < 0 or tokens.max() >= vocab:
-        raise ValueError(f"draws: got tokens from {tokens.min()} to {tokens.max()}; expected 0..{vocab - 1}")
+    possible = [text[:3] for text in texts if len(text) >= 3 and all(0 <= token < vocab for token in text[:3])]
     counts = np.zeros(joint.shape, dtype=np.int64)
-    np.add.at(counts, tuple(tokens.T), 1)
-    return {
-        "draws": len(tokens),
-        "distance": total_variation(counts / len(tokens), joint),
-        "limit": distance_limit(joint, len(tokens)),
-        "p_value": chi_square(counts.ravel(), joint.ravel()).p_value,
+    if possible:
+        np.add.at(counts, tuple(np.asarray(possible, dtype=np.int64).T), 1)
+    lost = len(texts) - len(possible)
+
+    def p_value_of(seen: np.ndarray, exact: np.ndarray) -> float:
+        return chi_square(np.append(seen.ravel(), lost), np.append(exact.ravel(), 0.0)).p_value
+
+    # triples alone have little power: an error in the first token is spread over many bins
+    parts = [p_value_of(counts.sum(axes), joint.sum(axes)) for axes in ((1, 2), (2,), ())]
+    found: dict[str, Any] = {
+        "draws": len(texts),
+        "distance": total_variation(counts / len(texts), joint) + lost / len(texts) / 2,
+        "limit": distance_limit(joint, len(texts)),
+        "p_value": min(1.0, len(parts) * min(parts)),
     }
+    if lost:
+        words = f"draws: {lost} of {len(texts)} texts have fewer than three tokens, or tokens outside of the vocabulary"
+        found["impossible"] = words
+    return found
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
@@ -216,5 +226,5 @@ def _verdict(found: Mapping[str, Any]) -> str:
 
 
 def _equal(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """The number of equal texts, and of all."""
-    return sum(list(a) == list(b) for a, b in zip(one, other)), len(other)
+    """The number of equal texts, and of all. A missing text is not equal."""
+    return sum(list(a) == list(b) for a, b in zip(one, other)), max(len(one), len(other))

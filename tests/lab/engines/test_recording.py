@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdec_fast.lab.engines.recording import EngineFailed, Job, Pair, build_pair, installed_version, record
+from specdec_fast.lab.engines.recording import EngineFailedError, Job, Pair, build_pair, installed_version, record
 from specdec_fast.lab.engines.scripts.record import CallableRecorder, TransformersRecorder
 from specdec_fast.lab.engines.settings import settings_of
 
@@ -24,6 +24,14 @@ def make(models):
         if temperature == 0:
             raise RuntimeError("no greedy texts here")
         return [[seed % 16] * max_new_tokens for seed in seeds]
+    return sample
+
+def dies(models):
+    def sample(prompts, seeds, max_new_tokens, temperature, **more):
+        if temperature == 0:
+            import os
+            os._exit(9)
+        return [[0] * max_new_tokens for _ in prompts]
     return sample
 
 def short(models):
@@ -54,12 +62,20 @@ def test_a_sampler_of_ones_own_answers_in_a_process_of_its_own(pair: Pair) -> No
 
 
 @pytest.mark.usefixtures("samplers")
+def test_an_engine_that_dies_loses_its_last_job_alone(pair: Pair) -> None:
+    jobs = {"draws 0": Job([[1]], [1], SAMPLED, 3, True), "greedy": Job([[1]], [1], GREEDY, 3, False)}
+    found = record("callable", SAMPLER, pair, jobs, more={"sampler": "mine:dies"})
+    assert found.texts == {"draws 0": [[0, 0, 0]]}
+    assert found.failures == {"greedy": "the engine ended: exit status 9"}
+
+
+@pytest.mark.usefixtures("samplers")
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [("mine:other", "no attribute 'other'"), ("nowhere:make", "No module named 'nowhere'")],
 )
 def test_a_sampler_that_cannot_be_imported_is_named(pair: Pair, sampler: str, message: str) -> None:
-    with pytest.raises(EngineFailed, match=message):
+    with pytest.raises(EngineFailedError, match=message):
         record("callable", SAMPLER, pair, {}, more={"sampler": sampler})
 
 
@@ -71,12 +87,12 @@ def test_texts_of_another_length_are_refused(pair: Pair, monkeypatch: pytest.Mon
 
 
 def test_an_interpreter_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EngineFailed, match="which cannot be started"):
+    with pytest.raises(EngineFailedError, match="which cannot be started"):
         build_pair(tmp_path, "llama", str(tmp_path / "python"))
 
 
 def test_a_pair_that_cannot_be_built_gives_the_last_error(tmp_path: Path) -> None:
-    with pytest.raises(EngineFailed, match="KeyError: 'lama'"):
+    with pytest.raises(EngineFailedError, match="KeyError: 'lama'"):
         build_pair(tmp_path, "lama")
 
 

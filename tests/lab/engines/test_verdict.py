@@ -94,9 +94,12 @@ def test_a_failed_job_is_named(pair: Pair) -> None:
     assert found.p_value is not None
 
 
-def test_tokens_outside_of_the_vocabulary_are_an_error(pair: Pair) -> None:
-    with pytest.raises(ValueError, match=r"draws: got tokens from 0 to 16; expected 0\.\.15"):
-        row(pair, answers(pair, **{"draws 0": [[0, 16, 1, 2]]}))
+@pytest.mark.parametrize("text", [[0, 16, 1, 2], [0, -1, 1, 2], [3, 4], []])
+def test_impossible_texts_differ_and_are_counted(pair: Pair, text: list[int]) -> None:
+    """An engine with a fault may return such texts. The other settings are tested all the same."""
+    texts = [text, *answers(pair).texts["draws 0"]]
+    found = row(pair, answers(pair, **{"draws 0": texts}))
+    assert found.verdict == "differs" and found.reason.startswith("draws: 1 of 2001 texts have fewer than three tokens")
 
 
 def test_jobs_follow_what_a_setting_can_do(pair: Pair) -> None:

@@ -172,10 +172,11 @@ RECORDERS: dict[str, Callable[[dict[str, str], dict[str, Any]], Any]] = {
 
 
 def main(engine: str, jobs: Path, answers: Path) -> None:
-    """Runs the jobs of a file and writes their answers."""
+    """Runs the jobs of a file and writes their answers, those so far after each of them."""
     order = json.loads(jobs.read_text())
     recorder = RECORDERS[engine](order["models"], order["setting"])
     found: dict[str, Any] = {"versions": recorder.versions, "jobs": {}}
+    answers.write_text(json.dumps(found))
     for name, job in order["jobs"].items():
         texts: list[list[int]] = []
         try:
@@ -186,7 +187,9 @@ def main(engine: str, jobs: Path, answers: Path) -> None:
             found["jobs"][name] = {"texts": texts}
         except Exception as error:  # a job that cannot run is a result
             found["jobs"][name] = {"failed": f"{type(error).__name__}: {error}"}
-    answers.write_text(json.dumps(found))
+        part = answers.with_suffix(".part")
+        part.write_text(json.dumps(found))
+        part.replace(answers)
 
 
 if __name__ == "__main__":
