@@ -40,7 +40,7 @@ class Row:
         draws: Number of drawn texts.
         distance: Total variation between the counts of the first three tokens and their exact distribution.
         limit: 99.9% quantile of that distance for draws from the exact distribution. Counts have some distance always.
-        p_value: Smallest p-value of chi-square tests of the first token, two tokens and three, times three (Bonferroni).
+        p_value: Smallest p-value of chi-square tests of one, two and three tokens, times three (Bonferroni).
         greedy: (equal, all): texts at temperature 0 that equal the target's greedy text.
         seeds: (equal, all): sampled texts that are the same in a second run.
         greedy_batch: (equal, all): greedy texts of a batch that equal the target's; None for single requests.
