@@ -18,7 +18,7 @@ from oracles.markov_texts import ROOT, SETTINGS, probs, sampled_chains, table, t
 from specdec_fast.embedding import verify
 from specdec_fast.integrations import sglang as plugin
 from specdec_fast.integrations.sglang.hook import RULES
-from specdec_fast.integrations.sglang.tree_sampler import TreeSampler, seed_of
+from specdec_fast.integrations.sglang.tree_sampler import TreeSampler, request_seeds
 
 PARENTS = torch.tensor([-1, 0, 0, 1, 1, 2])
 ROWS = 12_000
@@ -137,6 +137,29 @@ def test_the_distribution_of_sampled_chains_is_exact(rule: str, monkeypatch: Pat
     assert text_p_value(fake.emitted(answer), probs(table(5), {})) < 1e-6
 
 
+def worst_of_three(made: Any) -> float:
+    """The least p value of three requests with equal seeds, each of which drafts the text of the one before."""
+    target, seeds, found = table(5), torch.arange(ROWS) + 42, []
+    text = target[ROOT].argmax().expand(ROWS, 2)
+    for number in range(3):
+        tokens = torch.cat([torch.full((ROWS, 1), ROOT), text], 1)
+        given = fake.verify_input(torch.arange(-1, 2).expand(ROWS, 3), tokens)
+        own = fake.batch([9] * ROWS, [f"{number}/{row}" for row in range(ROWS)], sampling_seed=seeds)
+        out = fake.emitted(made.apply()(given, own, fake.logits_output(target[tokens.flatten()])))
+        found.append(text_p_value(out, probs(target, {})))
+        text = torch.where(out[:, :2] < 0, tokens[:, 1:], out[:, :2].long())
+    return min(found)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_drafts_of_a_request_with_the_same_seed(rule: str, monkeypatch: Patch) -> None:
+    """NGRAM drafts what earlier requests emitted, and deterministic inference gives all of them one seed."""
+    made, _ = asked(monkeypatch, rule)
+    assert (worst_of_three(made) < 1e-6) is (rule != "replay"), "the seed alone"
+    for made.settings.speculative_algorithm in ("NGRAM", "of a plugin"):
+        assert worst_of_three(made) > 1e-3
+
+
 def greedy_walk(given: Any, choice: list[int]) -> tuple[list[int], list[int], list[list[int]]]:
     """SGLang's documented greedy verification, by a walk over its own links."""
     rows, nodes = given.retrieve_index.shape
@@ -180,7 +203,7 @@ def test_replay_does_not_depend_on_the_tree(monkeypatch: Patch) -> None:
     made, _ = asked(monkeypatch)
     given, own, logits = tree_batch({"temperature": 0.8})
     out = fake.emitted(made.apply()(given, own, logits))
-    seeds = torch.tensor([seed_of(request.rid) for request in own.reqs])
+    seeds = request_seeds(own, "replay", torch.device("cpu"))
     plain = torch.full((ROWS, 1), ROOT)
     for at in range(3):
         drafted = torch.empty(ROWS, 0, dtype=torch.long)

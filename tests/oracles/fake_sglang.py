@@ -71,7 +71,11 @@ class FakePackage:
 def install(patch: pytest.MonkeyPatch, version: str = VERSION) -> FakePackage:
     """Puts the fake modules in place of the package."""
     made = FakePackage(
-        settings=SimpleNamespace(speculative_accept_threshold_single=1.0, speculative_accept_threshold_acc=1.0)
+        settings=SimpleNamespace(
+            speculative_accept_threshold_single=1.0,
+            speculative_accept_threshold_acc=1.0,
+            speculative_algorithm="EAGLE3",
+        )
     )
 
     class HookRegistry:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import lru_cache
-from hashlib import blake2b
 from importlib import import_module
 from typing import Any
 
@@ -16,9 +14,13 @@ import torch
 from torch import Tensor
 
 from specdec_fast.core.device_transfer import host_to_device
+from specdec_fast.core.request_seeds import request_seed, seeds_with_ids
 from specdec_fast.embedding import verify_links
 
 logger = logging.getLogger(__name__)
+
+_OWN_TEXT = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP", "DFLASH", "DSPARK")
+"""SGLang's algorithms whose drafts depend on the request's own text alone."""
 
 Answer = tuple[Tensor, Tensor, Tensor]
 """`predict` int32 [bs * D], accepted tokens with the next one int32 [bs], `accept_index` int32 [bs, depth]."""
@@ -87,7 +89,7 @@ class TreeSampler:
             getattr(verify_input, "draft_probs", None),
             max_depth=verify_input.max_tree_depth - 1,
             rule=self.rule,
-            seeds=request_seeds(batch, logits.device),
+            seeds=request_seeds(batch, self.rule, logits.device),
             positions=batch.seq_lens,
             temperature=info.temperatures.flatten(),
             top_k=info.top_ks if info.need_top_k_sampling else 0,
@@ -159,30 +161,31 @@ def processed_logits(logits: Tensor, info: Any, nodes: int, grammar_mask: Any) -
     return changed
 
 
-@lru_cache(maxsize=8192)
-def seed_of(request: str) -> int:
-    """Returns the seed of a request without one of its own, 0 to 2**63 - 1.
+def drafts_across_requests() -> bool:
+    """Returns whether drafts of one request may depend on the texts of others, whose seeds may be the same.
 
-    It follows from the request's id. All ranks know the same ids, so they draw the same numbers.
-
-    Args:
-        request: The id of the request.
+    NGRAM has one corpus for all requests. Algorithms of plugins count as such.
     """
-    return int.from_bytes(blake2b(request.encode(), digest_size=8, person=b"specdec-sgl").digest(), "little") >> 1
+    name = import_module("sglang.srt.runtime_context").get_spec().speculative_algorithm
+    return str(name).upper() not in _OWN_TEXT
 
 
-def request_seeds(batch: Any, device: torch.device) -> Tensor:
+def request_seeds(batch: Any, rule: str, device: torch.device) -> Tensor:
     """Returns the seeds of a batch, int64 [bs]: SGLang's own where it has them, else those of the requests' ids.
+
+    Own seeds are joined with the ids of the requests if drafts come from other requests, except under rule `replay`.
 
     Args:
         batch: SGLang's batch.
+        rule: Name of the rule.
         device: Device of the result.
     """
+    ids = [str(request.rid) for request in batch.reqs]
     own = batch.sampling_info.sampling_seed
-    if own is not None:
-        seeds: Tensor = own.to(device=device, dtype=torch.int64)
-        return seeds
-    return host_to_device([seed_of(str(request.rid)) for request in batch.reqs], torch.int64, device)
+    if own is None:
+        return host_to_device([request_seed(None, 0, each) for each in ids], torch.int64, device)
+    seeds: Tensor = own.to(device=device, dtype=torch.int64)
+    return seeds_with_ids(seeds, ids) if rule != "replay" and drafts_across_requests() else seeds
 
 
 def as_eagle_answer(

@@ -11,7 +11,6 @@ from oracles.fake_vllm import SamplerOutput, runner, sampling_metadata
 
 from specdec_fast.integrations.vllm import draft_sampling
 from specdec_fast.integrations.vllm.draft_sampling import DraftSampling, why_not_sampled
-from specdec_fast.integrations.vllm.request_batch import request_seed
 from specdec_fast.integrations.vllm.v1_sampler import V1Sampler
 from specdec_kernels import distribution_stats, replay_sample
 
@@ -92,10 +91,15 @@ def test_seeds_belong_to_requests_and_not_to_places(generator: torch.Generator) 
     assert first[order].tolist() == second.tolist()
 
 
-def test_requests_without_seeds_have_one_of_their_own() -> None:
-    assert request_seed(None, 0, "a") == request_seed(None, 0, "a"), "on every rank"
-    assert len({request_seed(None, engine, name) for engine in (0, 1) for name in ("a", "b", "c")}) == 6
-    assert request_seed(7, 5, "a") == 7 and request_seed(-5, 0, "a") == 2**63 - 5
+@pytest.mark.parametrize(("rule", "method", "own"), [
+    ("rejection", "suffix", False), ("block", "custom_class", False), ("replay", "suffix", True),
+    ("rejection", "ngram", True),
+])  # fmt: skip
+def test_keys_name_the_request_if_drafts_come_from_others(rule: str, method: str, own: bool) -> None:
+    speculation = SimpleNamespace(draft_sample_method="greedy", method=method)
+    made, _ = runner([3, 3], sampling_metadata([1.0, 1.0]), [4, 4], speculative_config=speculation)
+    first, second = V1Sampler(made, rule, SamplerOutput).batch_of(made.input_batch.sampling_metadata).host_seeds
+    assert (first == second == 3) is own and (first != second) is not own
 
 
 def test_batches_are_made_again_when_vllm_makes_another_metadata(generator: torch.Generator) -> None:
