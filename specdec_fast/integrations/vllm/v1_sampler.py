@@ -43,13 +43,13 @@ class V1Sampler:
         replays = rule == "replay"
         self._draws = getattr(speculation, "draft_sample_method", "greedy") == "probabilistic"
         """Draft tokens may be sampled from distributions, which rules other than `replay` need."""
-        self._drafting: DraftSampling | None = None
-        if drafter is not None and (replays or self._draws) and why_not_sampled(drafter) is None:
-            self._drafting = DraftSampling(drafter, self.batch_of, coupled=replays)
         self._own_drafter = drafter if hasattr(drafter, "join_runner") else None
         if self._own_drafter is not None:
             self._own_drafter.join_runner(runner)
         self._with_id = not replays and drafts_across_requests(speculation, drafter)
+        self._drafting: DraftSampling | None = None
+        if drafter is not None and (replays or self._draws) and why_not_sampled(drafter) is None:
+            self._drafting = DraftSampling(drafter, self.batch_of, coupled=replays)  # the last, as it changes vLLM
 
     def batch_of(self, metadata: Any) -> RequestBatch:
         """Returns the tensors of the runner's batch, which are made again when vLLM makes another `metadata`."""

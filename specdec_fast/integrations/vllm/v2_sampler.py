@@ -77,10 +77,7 @@ def samplers_for(model_state: Any, sampler: Any) -> tuple[Any, Any] | None:
 
         reason = why_not(config, sampler, RejectionSampler)
         if reason is None:
-            found = make_samplers(config, sampler, RejectionSampler, settings.rule, model_state.device)
-            if settings.rule != "replay" and drafts_across_requests(config.speculative_config, None):
-                join_ids(model_state, sampler)
-            return found
+            return make_samplers(config, sampler, RejectionSampler, settings.rule, model_state)
     except Exception as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
     log.warning("specdec: %s; vLLM runs with its own sampler", reason)
@@ -113,7 +110,7 @@ def why_not(config: Any, sampler: Any, rejection_sampler: Any) -> str | None:
     return None
 
 
-def make_samplers(config: Any, sampler: Any, rejection_sampler: Any, rule: str, device: Any) -> tuple[Any, Any]:
+def make_samplers(config: Any, sampler: Any, rejection_sampler: Any, rule: str, model_state: Any) -> tuple[Any, Any]:
     """Gives vLLM's sampler the noise of the project, and builds a rejection sampler with a rule of the project.
 
     Args:
@@ -121,7 +118,7 @@ def make_samplers(config: Any, sampler: Any, rejection_sampler: Any, rule: str, 
         sampler: vLLM's sampler. Its method `sample` is replaced on this object.
         rejection_sampler: vLLM's class, from which the new one inherits batching, processors and log-probabilities.
         rule: "replay", "rejection" or "block".
-        device: Device of the engine.
+        model_state: vLLM's model state.
 
     Returns:
         The sampler and the rejection sampler, or None in its place without speculation.
@@ -141,8 +138,8 @@ def make_samplers(config: Any, sampler: Any, rejection_sampler: Any, rule: str, 
         seeds, positions = states.seeds.gpu[rows], pos.to(torch.int32)
         return sample_roots(rule, processed, sampling, seeds, positions), processed
 
-    sampler.sample = sample
     if config.speculative_config is None:
+        sampler.sample = sample
         return sampler, None
 
     class KeyedRejectionSampler(rejection_sampler):
@@ -165,7 +162,11 @@ def make_samplers(config: Any, sampler: Any, rejection_sampler: Any, rule: str, 
             )  # fmt: skip
             return processed, sampled.to(draft_sampled.dtype), count
 
-    return sampler, KeyedRejectionSampler(sampler, config.speculative_config, device)
+    verifying = KeyedRejectionSampler(sampler, config.speculative_config, model_state.device)
+    if rule != "replay" and drafts_across_requests(config.speculative_config, None):
+        join_ids(model_state, sampler)
+    sampler.sample = sample  # the last, so that an error before it leaves vLLM's own
+    return sampler, verifying
 
 
 def join_ids(model_state: Any, sampler: Any) -> None:

@@ -11,6 +11,7 @@ from oracles.fake_vllm import SamplerOutput, runner, sampling_metadata
 
 from specdec_fast.integrations.vllm import draft_sampling
 from specdec_fast.integrations.vllm.draft_sampling import DraftSampling, why_not_sampled
+from specdec_fast.integrations.vllm.logits_processing import needs_processing
 from specdec_fast.integrations.vllm.v1_sampler import V1Sampler
 from specdec_kernels import distribution_stats, replay_sample
 
@@ -139,6 +140,27 @@ def test_processors_work_on_copies_and_logprobs_on_what_the_model_said(generator
     assert torch.allclose(output.logprobs_tensors[:8, 0], expected)
 
 
+def test_only_vllm_s_own_processors_may_count_as_inactive(generator: torch.Generator) -> None:
+    class Own:
+        """A processor of a user that happens to have an attribute of vLLM's."""
+
+        biases: tuple[int, ...] = ()
+
+        def apply(self, logits: torch.Tensor) -> torch.Tensor:
+            return logits.index_fill(1, torch.tensor([9]), 100.0)
+
+    made, _ = runner(SEEDS, sampling_metadata(TEMPERATURES), LENGTHS)
+    processors = made.input_batch.sampling_metadata.logitsprocs
+    processors.argmax_invariant = [Own()]
+    emitted = V1Sampler(made, "replay", SamplerOutput).sample(torch.randn(3, V, generator=generator), None)
+    assert emitted.sampled_token_ids.tolist() == [[9], [9], [9]]
+    processors.non_argmax_invariant = [Own()]
+    assert needs_processing(made.input_batch.sampling_metadata)
+    built_in = type("LogitBias", (Own,), {"__module__": "vllm.v1.sample.logits_processor.builtin"})
+    processors.non_argmax_invariant = [built_in()]
+    assert not needs_processing(made.input_batch.sampling_metadata)
+
+
 class Drafter:
     """A draft model of vLLM: logits are its hidden states."""
 
@@ -167,6 +189,25 @@ def test_coupled_drafts_use_the_noise_of_their_positions(reads_states: bool, gen
         logits = torch.randn(3, V, generator=generator)
         tokens, probs = drafter._sample_draft_tokens(logits, made.input_batch.sampling_metadata)
         assert tokens.tolist() == [plain_choice(logits[row], row, depth) for row in range(3)] and probs is None
+
+
+def test_a_drafter_that_cannot_be_joined_stays_as_it_was() -> None:
+    class Failing(Drafter):
+        def join_runner(self, made: Any) -> None:
+            raise RuntimeError("planted")
+
+    class Closed(Drafter):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "_sample_draft_tokens":
+                raise RuntimeError("planted")
+            super().__setattr__(name, value)
+
+    for drafter in (Failing(), Closed()):
+        before = dict(vars(drafter))
+        made, _ = runner(SEEDS, sampling_metadata(TEMPERATURES), LENGTHS, drafter=drafter)
+        with pytest.raises(RuntimeError, match="planted"):
+            V1Sampler(made, "replay", SamplerOutput)
+        assert vars(drafter) == before
 
 
 def sampled_step(generator: torch.Generator) -> tuple[Any, Any, V1Sampler, torch.Tensor]:

@@ -105,6 +105,19 @@ class RejectionSampler:
         raise AssertionError("the plugin verifies")
 
 
+STATE = SimpleNamespace(device="cpu")
+
+
+def test_an_error_leaves_vllm_s_sampler_as_it_was() -> None:
+    sampler = Sampler(None)
+    before = dict(vars(sampler))
+    with pytest.raises(AttributeError):
+        v2_sampler.make_samplers(config(), sampler, RejectionSampler, "block", object())
+    with pytest.raises(AttributeError):
+        v2_sampler.make_samplers(config(method="suffix"), sampler, RejectionSampler, "block", STATE)
+    assert vars(sampler) == before
+
+
 def config(**speculation: Any) -> Any:
     found = {"num_speculative_tokens": K, "rejection_sample_method": "standard", **speculation}
     return SimpleNamespace(speculative_config=SimpleNamespace(**found), watermark_config=None)
@@ -113,7 +126,7 @@ def config(**speculation: Any) -> Any:
 def test_samplers_have_vllm_s_interfaces(generator: torch.Generator) -> None:
     given = tensors(generator)
     states = SimpleNamespace(**{name: SimpleNamespace(gpu=given[name]) for name in ("temperature", "seeds")})
-    sampler, rejection = v2_sampler.make_samplers(config(), Sampler(states), RejectionSampler, "replay", "cpu")
+    sampler, rejection = v2_sampler.make_samplers(config(), Sampler(states), RejectionSampler, "replay", STATE)
     assert isinstance(rejection, RejectionSampler)
     logits = torch.randn(8, V, generator=generator)
     rows, roots = given["idx_mapping"], torch.tensor([9, 20, 30])
@@ -130,7 +143,7 @@ def test_samplers_have_vllm_s_interfaces(generator: torch.Generator) -> None:
     assert torch.equal(processed, logits * 2) and count.tolist() == [1, 1, 1]
     assert sampled[:, 0].tolist() == tokens.tolist(), "a rejected draft gives the token of a step without drafts"
     assert v2_sampler.make_samplers(
-        SimpleNamespace(speculative_config=None), Sampler(states), RejectionSampler, "block", "cpu"
+        SimpleNamespace(speculative_config=None), Sampler(states), RejectionSampler, "block", STATE
     )[1] is None  # fmt: skip
 
 
