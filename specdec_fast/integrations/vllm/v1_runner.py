@@ -91,12 +91,9 @@ def attach(runner: Any, module: Any, stock_sample: Any) -> None:
 
 def why_not(runner: Any, module: Any, stock_sample: Any) -> str | None:
     """Returns why a runner keeps vLLM's sampler, with what was expected and the remedy, or None."""
-    owner = _defined_in(stock_sample)
-    if owner == module.GPUModelRunner.__module__ and (
-        type(runner)._sample is not stock_sample or "_sample" in vars(runner)
-    ):
-        owner = f"{_defined_in(runner._sample)} after it"
-    if owner != module.GPUModelRunner.__module__:
+    foreign = _defined_in(stock_sample) != module.GPUModelRunner.__module__
+    if foreign or type(runner)._sample is not stock_sample or "_sample" in vars(runner):
+        owner = _defined_in(runner._sample)
         return (
             f"got GPUModelRunner._sample of module {owner}; expected vLLM's own; another plugin has replaced it: leave "
             "one of the two out by VLLM_PLUGINS"
@@ -176,4 +173,4 @@ def _missing(runner: Any) -> list[str]:
 
 def _defined_in(function: Any) -> str:
     """The module in which a function was written. A wrapper claims the module of what it wraps."""
-    return str(getattr(function, "__globals__", {}).get("__name__", "unknown"))
+    return str(getattr(getattr(function, "__func__", function), "__globals__", {}).get("__name__", "unknown"))
