@@ -22,7 +22,8 @@ WAIT = 25.0
 """Seconds that a process waits for the others when they compare, and when they connect."""
 
 _LOST_WORDS = re.compile(
-    r"\b(gloo|nccl\w*|connections?|sockets?|process ?groups?(gloo|nccl)?|(tcp|file|hash|prefix)store|timed out|timeouts?)\b"
+    r"\b(gloo|nccl\w*|connections?|sockets?|process ?groups?(gloo|nccl)?|(tcp|file|hash|prefix)store|timed out"
+    r"|timeouts?)\b"
 )
 """What errors of collective operations speak of, in small letters. Those without a type of their own come from gloo."""
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from specdec_fast.core.device_transfer import host_to_device
 
-_SEED_BITS = 2**63 - 1
+SEED_BITS = 2**63 - 1
+"""Mask of the bits that a key has."""
 
 
 @lru_cache(maxsize=8192)
@@ -45,8 +46,8 @@ def request_seed(seed: int | None, engine_seed: int, request_id: str, *, with_id
         The seed itself where int64 holds it. Without a seed, or with `with_id`, a hash of seed and id.
     """
     if seed is not None and not with_id:
-        return seed & _SEED_BITS
-    return ((engine_seed if seed is None else seed) & _SEED_BITS) ^ id_seed(request_id)
+        return seed & SEED_BITS
+    return ((engine_seed if seed is None else seed) & SEED_BITS) ^ id_seed(request_id)
 
 
 def seeds_with_ids(seeds: Tensor, request_ids: Sequence[str]) -> Tensor:
@@ -60,4 +61,4 @@ def seeds_with_ids(seeds: Tensor, request_ids: Sequence[str]) -> Tensor:
         int64 [B], on the device of the seeds.
     """
     ids = host_to_device([id_seed(each) for each in request_ids], torch.int64, seeds.device)
-    return (seeds & _SEED_BITS) ^ ids
+    return (seeds & SEED_BITS) ^ ids

@@ -6,6 +6,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -235,6 +237,7 @@ def test_seeds_are_the_same_on_every_rank(monkeypatch: Patch) -> None:
     seeded = torch.tensor([42, 43, 42, 7])
     assert answer(0, [0, 1, 2, 3], sampling_seed=seeded) == answer(1, [0, 1, 2, 3], sampling_seed=seeded) != first
     made.group = fake.Group(world_size=2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flag, op, group: None)
     answer(0, [0, 1, 2, 3])
     assert [src for _, src in made.group.sent] == [0, 0, 0]
 
@@ -302,6 +305,52 @@ def test_what_the_rule_cannot_serve_goes_to_sglang(monkeypatch: Patch, caplog: p
     assert call()[0] == "SGLang" and "SGLANG_SIMULATE_ACC_LEN" in caplog.text
     vars(made.modules["sglang.srt.speculative.spec_utils"])["SIMULATE_ACC_LEN"] = -1
     assert call()[0] != "SGLang"
+
+
+class TwoRanks(fake.Group):
+    """Two ranks as threads, whose collective operations wait for each other."""
+
+    def __init__(self) -> None:
+        super().__init__(world_size=2)
+        self.own, self._wait = threading.local(), threading.Barrier(2, timeout=20)
+        self._parts: list[Any] = [None, None]
+
+    def exchange(self, part: torch.Tensor) -> list[torch.Tensor]:
+        self._parts[self.own.rank] = part.clone()
+        self._wait.wait()
+        found = list(self._parts)
+        self._wait.wait()
+        return found
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        tensor.copy_(self.exchange(tensor)[src])
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any, group: Any) -> None:
+        tensor.copy_(torch.minimum(*self.exchange(tensor)))
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_rank_that_fails_takes_the_others_along(fails: int, monkeypatch: Patch) -> None:
+    """All of them go to SGLang's function for that batch, and the next one is served."""
+    made, _ = asked(monkeypatch)
+    made.group = group = TwoRanks()
+    monkeypatch.setattr(torch.distributed, "all_reduce", group.all_reduce)
+
+    def ban(changed: torch.Tensor) -> None:
+        if group.own.rank == fails:
+            raise RuntimeError("no memory")
+
+    def rank_of_two(rank: int) -> tuple[bool, list[Any]]:
+        group.own.rank = rank
+        given = fake.verify_input(torch.tensor([[-1, 0]]), torch.tensor([[0, 1]]))
+        logits = torch.randn(2, 4, generator=torch.Generator().manual_seed(rank))
+        first = made.apply()(given, fake.batch([3]), fake.logits_output(logits), SimpleNamespace(apply=ban))
+        second = made.apply()(given, fake.batch([3]), fake.logits_output(logits))
+        return first[0] == "SGLang", [part.tolist() for part in second]
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(rank_of_two, range(2))
+    assert first == second and first[0] is True
 
 
 def test_logits_without_a_number_are_cleaned_as_sglang_does(monkeypatch: Patch) -> None:

@@ -47,6 +47,7 @@ class Group:
 
     def __init__(self, world_size: int = 1) -> None:
         self.world_size, self.sent = world_size, []  # type: ignore[var-annotated]
+        self.cpu_group: Any = None
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
         """Records the call."""

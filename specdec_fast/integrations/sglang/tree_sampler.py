@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.core.device_transfer import host_to_device
-from specdec_fast.core.request_seeds import request_seed, seeds_with_ids
+from specdec_fast.core.request_seeds import SEED_BITS, request_seed, seeds_with_ids
 from specdec_fast.embedding import verify_links
 
 logger = logging.getLogger(__name__)
@@ -65,19 +65,31 @@ class TreeSampler:
         arguments = (verify_input, batch, logits_output, grammar_mask, *rest)
         if batch.forward_mode.is_idle():
             return original(*arguments, **options)
+        group = parallel_group()
+        found, reason = None, "another tensor-parallel rank could not verify them; see its log"
         try:
-            reason = why_not(batch, rest, options)
-            if reason is None:
-                return self._verify(verify_input, batch, logits_output, grammar_mask)
+            refusal = why_not(batch, rest, options)
+            if refusal is None:
+                found = self._verify(verify_input, batch, logits_output, grammar_mask)
+            reason = refusal or reason
         except Exception as error:  # SGLang's function serves the batch, whose logits are as they were
             reason = f"{type(error).__name__}: {error}"
+        if all_ranks_have(found is not None, group) and found is not None:
+            answer, logits = found
+            broadcast_from_first_rank(answer, group)
+            logits_output.next_token_logits = logits  # log-probabilities are computed from them
+            return answer
         if reason not in self._told:
             self._told.add(reason)
             logger.warning("SGLang verifies these batches itself, not rule %s: %s", self.rule, reason)
         return original(*arguments, **options)
 
-    def _verify(self, verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any) -> Answer:
-        """Verifies the trees of a batch. Nothing of SGLang's changes before the answer is known."""
+    def _verify(self, verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any) -> tuple[Answer, Tensor]:
+        """Verifies the trees of a batch by this rank alone. Nothing of SGLang's changes.
+
+        Returns:
+            The answer, and the processed logits.
+        """
         info, nodes = batch.sampling_info, verify_input.draft_token_num
         rows = len(batch.seq_lens)
         logits = processed_logits(logits_output.next_token_logits, info, nodes, grammar_mask)
@@ -103,9 +115,7 @@ class TreeSampler:
             found.num_accepted,
             found.next_token,
         )
-        broadcast_from_first_rank(answer)
-        logits_output.next_token_logits = logits  # log-probabilities are computed from them
-        return answer
+        return answer, logits
 
 
 def why_not(batch: Any, rest: tuple[Any, ...], options: dict[str, Any]) -> str | None:
@@ -184,7 +194,7 @@ def request_seeds(batch: Any, rule: str, device: torch.device) -> Tensor:
     own = batch.sampling_info.sampling_seed
     if own is None:
         return host_to_device([request_seed(None, 0, each) for each in ids], torch.int64, device)
-    seeds: Tensor = own.to(device=device, dtype=torch.int64)
+    seeds: Tensor = own.to(device=device, dtype=torch.int64) & SEED_BITS
     return seeds_with_ids(seeds, ids) if rule != "replay" and drafts_across_requests() else seeds
 
 
@@ -216,15 +226,38 @@ def as_eagle_answer(
     return predict[:size], num_accepted.to(torch.int32) + 1, accept_index.to(torch.int32)
 
 
-def broadcast_from_first_rank(answer: Answer) -> None:
+def parallel_group() -> Any:
+    """Returns the group of tensor-parallel ranks that verify the same batch."""
+    parallel = import_module("sglang.srt.runtime_context").get_parallel()
+    attention = import_module("sglang.srt.layers.dp_attention").is_dp_attention_enabled()
+    return parallel.attn_tp_group if attention else parallel.tp_group
+
+
+def all_ranks_have(found: bool, group: Any) -> bool:
+    """Returns whether all tensor-parallel ranks have found an answer. They compare on the host.
+
+    A rank that went to SGLang's function alone would leave the others waiting in a broadcast.
+
+    Args:
+        found: Whether this rank has found one.
+        group: SGLang's group of ranks.
+    """
+    if group.world_size == 1:
+        return found
+    import torch.distributed as dist
+
+    every = torch.tensor([int(found)])
+    dist.all_reduce(every, op=dist.ReduceOp.MIN, group=group.cpu_group)
+    return bool(every.item())
+
+
+def broadcast_from_first_rank(answer: Answer, group: Any) -> None:
     """Gives all tensor-parallel ranks the answer of the first one, since their logits differ by rounding.
 
     Args:
         answer: The tensors of this rank, which are overwritten.
+        group: SGLang's group of ranks.
     """
-    parallel = import_module("sglang.srt.runtime_context").get_parallel()
-    attention = import_module("sglang.srt.layers.dp_attention").is_dp_attention_enabled()
-    group = parallel.attn_tp_group if attention else parallel.tp_group
     if group.world_size > 1:
         for part in answer:
             group.broadcast(part, src=0)
