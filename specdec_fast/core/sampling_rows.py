@@ -80,7 +80,10 @@ def integer_rows(
         if value.dtype == torch.bool or value.is_floating_point() or value.is_complex():
             raise ValueError(f"{name}: got a tensor of {value.dtype}; {expected}; convert it with .long()")
         shape = list(value.shape)
-        outside = value[(value < 0) | (value > last)].tolist() if value.is_cpu and value.dim() == 1 else []
+        outside = []
+        if value.is_cpu and value.dim() == 1:
+            wide = value.long()  # narrow integers do not compare with the largest int64
+            outside = wide[(wide < 0) | (wide > last)].tolist()
     else:
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise ValueError(f"{name}: got {value!r} for all rows; {expected}; pass a list")

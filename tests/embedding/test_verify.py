@@ -221,6 +221,12 @@ def test_bad_input_is_explained(change: dict[str, Any], words: str) -> None:
     assert verify(**GOOD).shape == (2, 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_integers_of_every_width_are_keys(dtype: torch.dtype) -> None:
+    narrow = {name: torch.tensor(GOOD[name], dtype=dtype) for name in ("seeds", "positions")}
+    assert torch.equal(verify(**GOOD | narrow), verify(**GOOD))
+
+
 def test_bad_flat_input_is_explained() -> None:
     flat, ends = torch.tensor([1, 2, 3]), torch.tensor([2, 3])
     with pytest.raises(ValueError, match="a row of logits for every draft token and one for every request"):
