@@ -7,6 +7,7 @@ uses a group of its own, on the CPU, whose waits end soon. Tests: tests/engine/t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 WAIT = 25.0
 """Seconds that a process waits for the others when they compare, and when they connect."""
 
-_LOST_WORDS = ("gloo", "nccl", "connection", "socket", "process group", "store", "timed out", "timeout")
-"""What errors of collective operations speak of, in small letters."""
+_LOST_WORDS = re.compile(
+    r"\b(gloo|nccl\w*|connections?|sockets?|process ?groups?(gloo|nccl)?|(tcp|file|hash|prefix)store|timed out"
+    r"|timeouts?)\b"
+)
+"""What errors of collective operations speak of, in small letters. Those without a type of their own come from gloo."""
 
 
 class RanksError(RuntimeError):
@@ -104,7 +108,7 @@ class Ranks:
             raise
         except RuntimeError as error:
             words = next(iter(str(error).splitlines()), "")
-            if not any(each in words.lower() for each in _LOST_WORDS):
+            if not (isinstance(error, _types_of_lost_ranks()) or _LOST_WORDS.search(words.lower())):
                 raise
             self._lost = LostRankError(
                 f"ranks: process {self.rank} of {self.size} lost another one, or waited too long for it ({words}); "
@@ -112,6 +116,13 @@ class Ranks:
                 "of them again"
             )
             raise self._lost from error
+
+
+def _types_of_lost_ranks() -> tuple[type[Exception], ...]:
+    """Returns the types that torch gives to errors of collective operations. Not every build of torch has them."""
+    import torch.distributed as dist
+
+    return tuple(each for name in ("DistError", "DistBackendError") if (each := getattr(dist, name, None)) is not None)
 
 
 _COMPARING: dict[tuple[int, ...], Any] = {}

@@ -6,7 +6,8 @@ Tests: tests/core/test_sampling_rows.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -53,6 +54,52 @@ def per_row(name: str, value: PerRow, rows: int, dtype: torch.dtype, device: tor
             "each row"
         )
     return found.to(device=device, dtype=dtype)
+
+
+def integer_rows(
+    name: str, value: Sequence[int] | Tensor, rows: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Returns one integer per row as a tensor on a device.
+
+    Args:
+        name: Name of the argument, for messages.
+        value: One integer for each row. Those on a GPU are not read.
+        rows: R, the number of rows.
+        dtype: dtype of the result, int32 or int64. Its largest value is the largest that is allowed; the least is 0.
+        device: Device of the result.
+
+    Returns:
+        Tensor [R] of `dtype`.
+
+    Raises:
+        ValueError: If there is another number of values, or one of them is no integer or out of range.
+    """
+    last = torch.iinfo(dtype).max
+    expected = f"expected {rows} integers from 0 to {last}, one for each request"
+    if isinstance(value, Tensor):
+        if value.dtype == torch.bool or value.is_floating_point() or value.is_complex():
+            raise ValueError(f"{name}: got a tensor of {value.dtype}; {expected}; convert it with .long()")
+        shape = list(value.shape)
+        outside = []
+        if value.is_cpu and value.dim() == 1:
+            wide = value.long()  # narrow integers do not compare with the largest int64
+            outside = wide[(wide < 0) | (wide > last)].tolist()
+    else:
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise ValueError(f"{name}: got {value!r} for all rows; {expected}; pass a list")
+        value = list(value)
+        shape = [len(value)]
+        outside = [each for each in value if not _is_integer(each) or not 0 <= each <= last]
+    if shape != [rows]:
+        raise ValueError(f"{name}: got {shape} values; {expected}")
+    if outside:
+        raise ValueError(f"{name}: got {outside[0]!r}; {expected}")
+    found = value if isinstance(value, Tensor) else torch.tensor([int(each) for each in value], dtype=dtype)
+    return found.to(device=device, dtype=dtype)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def sampling_rows(

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec_fast.core.distributions import PendingDistributions, TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.former_names import RENAMED_RULES, explain_arguments
-from specdec_fast.core.sampling_rows import PerRow, SamplingRows, per_row, sampling_rows
+from specdec_fast.core.sampling_rows import PerRow, SamplingRows, integer_rows, sampling_rows
 from specdec_fast.embedding.chain_batch import ChainBatch, packed_chains, padded_chains
 from specdec_fast.interfaces import Acceptance, Rng
 from specdec_fast.rules import get_rule
@@ -290,5 +290,5 @@ def _keys(seeds: Keys, positions: Keys, rule: str, rows: int, device: torch.devi
                 f"{name}: got None; expected {rows} integers, one for each request, since rule {rule} draws random "
                 "numbers by seed and position; the same on every rank"
             )
-        found.append(per_row(name, [0] * rows if value is None else value, rows, dtype, device))
+        found.append(integer_rows(name, [0] * rows if value is None else value, rows, dtype, device))
     return found[0], found[1]

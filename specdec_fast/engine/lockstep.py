@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import fields
 from enum import IntEnum
-from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.ranks import LostRankError, Ranks, RanksError
+from specdec_fast.core.request_seeds import request_seed
 from specdec_fast.engine.request import Handle
 from specdec_fast.sampling.params import SamplingParams
 
@@ -79,7 +79,7 @@ class Lockstep:
         """Returns the seed of the next request if it has none, the same one on all ranks. None: it may draw its own."""
         if self.ranks is None:
             return None
-        return int.from_bytes(blake2b(f"{self._root_seed} {self.next_id}".encode(), digest_size=8).digest(), "big") >> 1
+        return request_seed(None, self._root_seed, str(self.next_id))
 
     def add(self, handle: Handle, cache_salt: str | None) -> None:
         """Adds a request that is about to be queued, with what its text depends on."""

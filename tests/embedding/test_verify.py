@@ -183,7 +183,16 @@ BAD = [
     ({"rule": "token"}, "is now called 'rejection'"),
     ({"rule": "typical"}, "expected one of rejection, block, replay, greedy"),
     ({"seeds": None}, "seeds: got None; expected 2 integers, one for each request, since rule rejection draws"),
-    ({"seeds": [1, 2, 3]}, r"seeds: got \[3\] values; expected one number, or a sequence or tensor of 2"),
+    ({"seeds": [1, 2, 3]}, r"seeds: got \[3\] values; expected 2 integers from 0 to 9223372036854775807, one for each"),
+    ({"seeds": 7}, "seeds: got 7 for all rows; expected 2 integers from 0 .*; pass a list"),
+    ({"seeds": torch.tensor(7)}, r"seeds: got \[\] values"),
+    ({"seeds": [1, -1]}, "seeds: got -1; expected 2 integers"),
+    ({"seeds": [1.7, 2]}, "seeds: got 1.7; expected 2 integers"),
+    ({"seeds": [True, 2]}, "seeds: got True; expected 2 integers"),
+    ({"seeds": [1, 2**63]}, "seeds: got 9223372036854775808; expected 2 integers"),
+    ({"seeds": torch.tensor([1.0, 2.0])}, "seeds: got a tensor of torch.float32; expected 2 .* with .long()"),
+    ({"positions": [-3, 1]}, "positions: got -3; expected 2 integers from 0 to 2147483647"),
+    ({"positions": torch.tensor([1, 2**31])}, "positions: got 2147483648; expected 2 integers"),
     ({"positions": None, "rule": "replay"}, "positions: got None"),
     ({"logits": LOGITS[0]}, "pass flat rows to verify_packed"),
     ({"logits": LOGITS[:, :2]}, r"expected \[B, K \+ 1, V\] and \[B, K\]"),
@@ -210,6 +219,12 @@ def test_bad_input_is_explained(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         verify(**GOOD | change)
     assert verify(**GOOD).shape == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_integers_of_every_width_are_keys(dtype: torch.dtype) -> None:
+    narrow = {name: torch.tensor(GOOD[name], dtype=dtype) for name in ("seeds", "positions")}
+    assert torch.equal(verify(**GOOD | narrow), verify(**GOOD))
 
 
 def test_bad_flat_input_is_explained() -> None:

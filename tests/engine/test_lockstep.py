@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.noisy_oracle import NoisyChain
 
@@ -294,6 +295,10 @@ def test_a_lost_process_is_named_once_and_nothing_waits_again() -> None:
     with pytest.raises(RanksError, match="lost another one"), ranks.naming_lost_ranks():
         raise AssertionError("not reached")
     other = ThreadRanks(1, Exchange())
-    with pytest.raises(RuntimeError, match="shape") as error, other.naming_lost_ranks():
-        raise RuntimeError("shape mismatch")
-    assert not isinstance(error.value, RanksError)
+    for words in ("shape mismatch", "cannot restore the state", "cannot store 3 tokens", "got glooming websockets"):
+        with pytest.raises(RuntimeError, match=words) as error, other.naming_lost_ranks():
+            raise RuntimeError(words)
+        assert not isinstance(error.value, RanksError)
+    for typed in (torch.distributed.DistBackendError("unhandled"), RuntimeError("Timed out waiting 25000ms for recv")):
+        with pytest.raises(RanksError, match="lost another one"), ThreadRanks(1, Exchange()).naming_lost_ranks():
+            raise typed

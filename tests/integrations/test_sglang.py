@@ -6,6 +6,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ from oracles.markov_texts import ROOT, SETTINGS, probs, sampled_chains, table, t
 from specdec_fast.embedding import verify
 from specdec_fast.integrations import sglang as plugin
 from specdec_fast.integrations.sglang.hook import RULES
-from specdec_fast.integrations.sglang.tree_sampler import TreeSampler, seed_of
+from specdec_fast.integrations.sglang.tree_sampler import TreeSampler, request_seeds
 
 PARENTS = torch.tensor([-1, 0, 0, 1, 1, 2])
 ROWS = 12_000
@@ -137,6 +139,29 @@ def test_the_distribution_of_sampled_chains_is_exact(rule: str, monkeypatch: Pat
     assert text_p_value(fake.emitted(answer), probs(table(5), {})) < 1e-6
 
 
+def worst_of_three(made: Any) -> float:
+    """The least p value of three requests with equal seeds, each of which drafts the text of the one before."""
+    target, seeds, found = table(5), torch.arange(ROWS) + 42, []
+    text = target[ROOT].argmax().expand(ROWS, 2)
+    for number in range(3):
+        tokens = torch.cat([torch.full((ROWS, 1), ROOT), text], 1)
+        given = fake.verify_input(torch.arange(-1, 2).expand(ROWS, 3), tokens)
+        own = fake.batch([9] * ROWS, [f"{number}/{row}" for row in range(ROWS)], sampling_seed=seeds)
+        out = fake.emitted(made.apply()(given, own, fake.logits_output(target[tokens.flatten()])))
+        found.append(text_p_value(out, probs(target, {})))
+        text = torch.where(out[:, :2] < 0, tokens[:, 1:], out[:, :2].long())
+    return min(found)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_drafts_of_a_request_with_the_same_seed(rule: str, monkeypatch: Patch) -> None:
+    """NGRAM drafts what earlier requests emitted, and deterministic inference gives all of them one seed."""
+    made, _ = asked(monkeypatch, rule)
+    assert (worst_of_three(made) < 1e-6) is (rule != "replay"), "the seed alone"
+    for made.settings.speculative_algorithm in ("NGRAM", "of a plugin"):
+        assert worst_of_three(made) > 1e-3
+
+
 def greedy_walk(given: Any, choice: list[int]) -> tuple[list[int], list[int], list[list[int]]]:
     """SGLang's documented greedy verification, by a walk over its own links."""
     rows, nodes = given.retrieve_index.shape
@@ -180,7 +205,7 @@ def test_replay_does_not_depend_on_the_tree(monkeypatch: Patch) -> None:
     made, _ = asked(monkeypatch)
     given, own, logits = tree_batch({"temperature": 0.8})
     out = fake.emitted(made.apply()(given, own, logits))
-    seeds = torch.tensor([seed_of(request.rid) for request in own.reqs])
+    seeds = request_seeds(own, "replay", torch.device("cpu"))
     plain = torch.full((ROWS, 1), ROOT)
     for at in range(3):
         drafted = torch.empty(ROWS, 0, dtype=torch.long)
@@ -212,6 +237,7 @@ def test_seeds_are_the_same_on_every_rank(monkeypatch: Patch) -> None:
     seeded = torch.tensor([42, 43, 42, 7])
     assert answer(0, [0, 1, 2, 3], sampling_seed=seeded) == answer(1, [0, 1, 2, 3], sampling_seed=seeded) != first
     made.group = fake.Group(world_size=2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flag, op, group: None)
     answer(0, [0, 1, 2, 3])
     assert [src for _, src in made.group.sent] == [0, 0, 0]
 
@@ -279,6 +305,52 @@ def test_what_the_rule_cannot_serve_goes_to_sglang(monkeypatch: Patch, caplog: p
     assert call()[0] == "SGLang" and "SGLANG_SIMULATE_ACC_LEN" in caplog.text
     vars(made.modules["sglang.srt.speculative.spec_utils"])["SIMULATE_ACC_LEN"] = -1
     assert call()[0] != "SGLang"
+
+
+class TwoRanks(fake.Group):
+    """Two ranks as threads, whose collective operations wait for each other."""
+
+    def __init__(self) -> None:
+        super().__init__(world_size=2)
+        self.own, self._wait = threading.local(), threading.Barrier(2, timeout=20)
+        self._parts: list[Any] = [None, None]
+
+    def exchange(self, part: torch.Tensor) -> list[torch.Tensor]:
+        self._parts[self.own.rank] = part.clone()
+        self._wait.wait()
+        found = list(self._parts)
+        self._wait.wait()
+        return found
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        tensor.copy_(self.exchange(tensor)[src])
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any, group: Any) -> None:
+        tensor.copy_(torch.minimum(*self.exchange(tensor)))
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_rank_that_fails_takes_the_others_along(fails: int, monkeypatch: Patch) -> None:
+    """All of them go to SGLang's function for that batch, and the next one is served."""
+    made, _ = asked(monkeypatch)
+    made.group = group = TwoRanks()
+    monkeypatch.setattr(torch.distributed, "all_reduce", group.all_reduce)
+
+    def ban(changed: torch.Tensor) -> None:
+        if group.own.rank == fails:
+            raise RuntimeError("no memory")
+
+    def rank_of_two(rank: int) -> tuple[bool, list[Any]]:
+        group.own.rank = rank
+        given = fake.verify_input(torch.tensor([[-1, 0]]), torch.tensor([[0, 1]]))
+        logits = torch.randn(2, 4, generator=torch.Generator().manual_seed(rank))
+        first = made.apply()(given, fake.batch([3]), fake.logits_output(logits), SimpleNamespace(apply=ban))
+        second = made.apply()(given, fake.batch([3]), fake.logits_output(logits))
+        return first[0] == "SGLang", [part.tolist() for part in second]
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(rank_of_two, range(2))
+    assert first == second and first[0] is True
 
 
 def test_logits_without_a_number_are_cleaned_as_sglang_does(monkeypatch: Patch) -> None:

@@ -105,7 +105,12 @@ def uniforms_reach_their_ends(patch: Patch) -> None:
 
 def seeds_of_the_rank_s_generator(patch: Patch) -> None:
     """Requests without a seed draw one from the global generator of their process."""
-    patch.setattr(sampler_module, "seed_of", lambda request: int(torch.randint(2**62, ())))
+    patch.setattr(sampler_module, "request_seed", lambda *_: int(torch.randint(2**62, ())))
+
+
+def keys_leave_out_the_id(patch: Patch) -> None:
+    """Requests with one seed verify drafts that another of them made from the same random numbers."""
+    patch.setattr(sampler_module, "seeds_with_ids", lambda seeds, ids: seeds)
 
 
 def lengths_are_ignored(patch: Patch) -> None:
@@ -178,6 +183,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         "test_uniform_stays_inside_the_open_interval", ()),
     ("ranks draw their own seeds", seeds_of_the_rank_s_generator, SGLANG,
         "test_seeds_are_the_same_on_every_rank", ()),
+    ("", keys_leave_out_the_id, SGLANG, "test_drafts_of_a_request_with_the_same_seed", ("recursive_rejection",)),
     ("", lengths_are_ignored, VERIFY, LAYOUTS, ("rejection", False)),
     ("", chains_go_on_in_the_next_row, VERIFY, LAYOUTS, ("replay", False)),
     ("", zeros_are_smoothed, "core/test_sampling_rows.py", "test_from_probs_gives_them_back", (torch.float32,)),

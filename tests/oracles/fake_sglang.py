@@ -47,6 +47,7 @@ class Group:
 
     def __init__(self, world_size: int = 1) -> None:
         self.world_size, self.sent = world_size, []  # type: ignore[var-annotated]
+        self.cpu_group: Any = None
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
         """Records the call."""
@@ -71,7 +72,11 @@ class FakePackage:
 def install(patch: pytest.MonkeyPatch, version: str = VERSION) -> FakePackage:
     """Puts the fake modules in place of the package."""
     made = FakePackage(
-        settings=SimpleNamespace(speculative_accept_threshold_single=1.0, speculative_accept_threshold_acc=1.0)
+        settings=SimpleNamespace(
+            speculative_accept_threshold_single=1.0,
+            speculative_accept_threshold_acc=1.0,
+            speculative_algorithm="EAGLE3",
+        )
     )
 
     class HookRegistry:

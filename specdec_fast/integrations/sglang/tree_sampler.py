@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import lru_cache
-from hashlib import blake2b
 from importlib import import_module
 from typing import Any
 
@@ -16,9 +14,13 @@ import torch
 from torch import Tensor
 
 from specdec_fast.core.device_transfer import host_to_device
+from specdec_fast.core.request_seeds import SEED_BITS, request_seed, seeds_with_ids
 from specdec_fast.embedding import verify_links
 
 logger = logging.getLogger(__name__)
+
+_OWN_TEXT = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP", "DFLASH", "DSPARK")
+"""SGLang's algorithms whose drafts depend on the request's own text alone."""
 
 Answer = tuple[Tensor, Tensor, Tensor]
 """`predict` int32 [bs * D], accepted tokens with the next one int32 [bs], `accept_index` int32 [bs, depth]."""
@@ -63,19 +65,31 @@ class TreeSampler:
         arguments = (verify_input, batch, logits_output, grammar_mask, *rest)
         if batch.forward_mode.is_idle():
             return original(*arguments, **options)
+        group = parallel_group()
+        found, reason = None, "another tensor-parallel rank could not verify them; see its log"
         try:
-            reason = why_not(batch, rest, options)
-            if reason is None:
-                return self._verify(verify_input, batch, logits_output, grammar_mask)
+            refusal = why_not(batch, rest, options)
+            if refusal is None:
+                found = self._verify(verify_input, batch, logits_output, grammar_mask)
+            reason = refusal or reason
         except Exception as error:  # SGLang's function serves the batch, whose logits are as they were
             reason = f"{type(error).__name__}: {error}"
+        if all_ranks_have(found is not None, group) and found is not None:
+            answer, logits = found
+            broadcast_from_first_rank(answer, group)
+            logits_output.next_token_logits = logits  # log-probabilities are computed from them
+            return answer
         if reason not in self._told:
             self._told.add(reason)
             logger.warning("SGLang verifies these batches itself, not rule %s: %s", self.rule, reason)
         return original(*arguments, **options)
 
-    def _verify(self, verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any) -> Answer:
-        """Verifies the trees of a batch. Nothing of SGLang's changes before the answer is known."""
+    def _verify(self, verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any) -> tuple[Answer, Tensor]:
+        """Verifies the trees of a batch by this rank alone. Nothing of SGLang's changes.
+
+        Returns:
+            The answer, and the processed logits.
+        """
         info, nodes = batch.sampling_info, verify_input.draft_token_num
         rows = len(batch.seq_lens)
         logits = processed_logits(logits_output.next_token_logits, info, nodes, grammar_mask)
@@ -87,7 +101,7 @@ class TreeSampler:
             getattr(verify_input, "draft_probs", None),
             max_depth=verify_input.max_tree_depth - 1,
             rule=self.rule,
-            seeds=request_seeds(batch, logits.device),
+            seeds=request_seeds(batch, self.rule, logits.device),
             positions=batch.seq_lens,
             temperature=info.temperatures.flatten(),
             top_k=info.top_ks if info.need_top_k_sampling else 0,
@@ -101,9 +115,7 @@ class TreeSampler:
             found.num_accepted,
             found.next_token,
         )
-        broadcast_from_first_rank(answer)
-        logits_output.next_token_logits = logits  # log-probabilities are computed from them
-        return answer
+        return answer, logits
 
 
 def why_not(batch: Any, rest: tuple[Any, ...], options: dict[str, Any]) -> str | None:
@@ -159,30 +171,31 @@ def processed_logits(logits: Tensor, info: Any, nodes: int, grammar_mask: Any) -
     return changed
 
 
-@lru_cache(maxsize=8192)
-def seed_of(request: str) -> int:
-    """Returns the seed of a request without one of its own, 0 to 2**63 - 1.
+def drafts_across_requests() -> bool:
+    """Returns whether drafts of one request may depend on the texts of others, whose seeds may be the same.
 
-    It follows from the request's id. All ranks know the same ids, so they draw the same numbers.
-
-    Args:
-        request: The id of the request.
+    NGRAM has one corpus for all requests. Algorithms of plugins count as such.
     """
-    return int.from_bytes(blake2b(request.encode(), digest_size=8, person=b"specdec-sgl").digest(), "little") >> 1
+    name = import_module("sglang.srt.runtime_context").get_spec().speculative_algorithm
+    return str(name).upper() not in _OWN_TEXT
 
 
-def request_seeds(batch: Any, device: torch.device) -> Tensor:
+def request_seeds(batch: Any, rule: str, device: torch.device) -> Tensor:
     """Returns the seeds of a batch, int64 [bs]: SGLang's own where it has them, else those of the requests' ids.
+
+    Own seeds are joined with the ids of the requests if drafts come from other requests, except under rule `replay`.
 
     Args:
         batch: SGLang's batch.
+        rule: Name of the rule.
         device: Device of the result.
     """
+    ids = [str(request.rid) for request in batch.reqs]
     own = batch.sampling_info.sampling_seed
-    if own is not None:
-        seeds: Tensor = own.to(device=device, dtype=torch.int64)
-        return seeds
-    return host_to_device([seed_of(str(request.rid)) for request in batch.reqs], torch.int64, device)
+    if own is None:
+        return host_to_device([request_seed(None, 0, each) for each in ids], torch.int64, device)
+    seeds: Tensor = own.to(device=device, dtype=torch.int64) & SEED_BITS
+    return seeds_with_ids(seeds, ids) if rule != "replay" and drafts_across_requests() else seeds
 
 
 def as_eagle_answer(
@@ -213,15 +226,38 @@ def as_eagle_answer(
     return predict[:size], num_accepted.to(torch.int32) + 1, accept_index.to(torch.int32)
 
 
-def broadcast_from_first_rank(answer: Answer) -> None:
+def parallel_group() -> Any:
+    """Returns the group of tensor-parallel ranks that verify the same batch."""
+    parallel = import_module("sglang.srt.runtime_context").get_parallel()
+    attention = import_module("sglang.srt.layers.dp_attention").is_dp_attention_enabled()
+    return parallel.attn_tp_group if attention else parallel.tp_group
+
+
+def all_ranks_have(found: bool, group: Any) -> bool:
+    """Returns whether all tensor-parallel ranks have found an answer. They compare on the host.
+
+    A rank that went to SGLang's function alone would leave the others waiting in a broadcast.
+
+    Args:
+        found: Whether this rank has found one.
+        group: SGLang's group of ranks.
+    """
+    if group.world_size == 1:
+        return found
+    import torch.distributed as dist
+
+    every = torch.tensor([int(found)])
+    dist.all_reduce(every, op=dist.ReduceOp.MIN, group=group.cpu_group)
+    return bool(every.item())
+
+
+def broadcast_from_first_rank(answer: Answer, group: Any) -> None:
     """Gives all tensor-parallel ranks the answer of the first one, since their logits differ by rounding.
 
     Args:
         answer: The tensors of this rank, which are overwritten.
+        group: SGLang's group of ranks.
     """
-    parallel = import_module("sglang.srt.runtime_context").get_parallel()
-    attention = import_module("sglang.srt.layers.dp_attention").is_dp_attention_enabled()
-    group = parallel.attn_tp_group if attention else parallel.tp_group
     if group.world_size > 1:
         for part in answer:
             group.broadcast(part, src=0)

@@ -113,7 +113,11 @@ class DraftSampling:
         self._tokens: list[Tensor] = []
         self._stats: list[tuple[Tensor, ...]] = []
         self._logits = torch.empty(0, 0)
-        drafter.set_inputs_first_pass, drafter._sample_draft_tokens = self._start, self._sample
+        try:
+            drafter.set_inputs_first_pass, drafter._sample_draft_tokens = self._start, self._sample
+        except Exception:
+            vars(drafter).pop("set_inputs_first_pass", None)  # vLLM's own methods belong to the class
+            raise
 
     def take(self) -> tuple[SampledDrafts | None, frozenset[str]]:
         """Returns what was sampled since the last call, or None, and the requests whose drafts are deterministic."""

@@ -18,22 +18,36 @@ from specdec_fast.sampling.sampling_tensors import SamplingTensors
 _HOST = torch.device("cpu")
 
 
-class _Text:
-    """The committed text of a request: as a list for drafters, and as an array for comparisons."""
+_COMPARED = 16
+"""Newest tokens that are compared if the id of a request says which text it is."""
 
-    def __init__(self) -> None:
+
+class _Text:
+    """The committed text of a request: as a list for drafters, and as an array for comparisons.
+
+    Args:
+        named: Whether an id tells this text from others. Then only its newest tokens are compared.
+    """
+
+    def __init__(self, named: bool) -> None:
         self.tokens: list[int] = []
-        self.array: Any = np.zeros(0, dtype=np.int32)
+        self._array: Any = None if named else np.zeros(0, dtype=np.int32)
 
     def update(self, row: Any) -> bool:
         """Appends what is new. Returns False if the text is another one."""
         known = len(self.tokens)
-        if known > len(row) or not np.array_equal(self.array, row[:known]):
+        if known > len(row):
             return False
-        if known < len(row):
+        if self._array is None:
+            newest = max(known - _COMPARED, 0)
+            same = self.tokens[newest:] == row[newest:known].tolist()
+        else:
+            same = np.array_equal(self._array, row[:known])
+        if same and known < len(row):
             self.tokens += row[known:].tolist()
-            self.array = row.copy()
-        return True
+            if self._array is not None:
+                self._array = row.copy()
+        return bool(same)
 
 
 class BatchView:
@@ -117,7 +131,7 @@ class BatchView:
                 self._end([key])
                 row = self.row_of(key)
             if row not in self._texts:
-                self._texts[row] = _Text()
+                self._texts[row] = _Text(named=self.batch is not None)
                 self._texts[row].update(text)
                 started.append(row)
             rows.append(row)

@@ -14,12 +14,16 @@ from torch import Tensor
 from specdec_fast.integrations.vllm.chain_verification import StepLayout
 from specdec_fast.integrations.vllm.request_batch import GREEDY_BELOW
 
+_BUILT_IN = "vllm.v1.sample.logits_processor.builtin"
+"""Module of vLLM's own processors."""
 _STATE_OF_PROCESSORS = ("min_toks", "biases", "min_p_count")
 """Attributes of vLLM's own processors that are empty or 0 if no request uses them."""
 
 
 def _is_active(processor: Any) -> bool:
-    """Whether a processor changes any row. Processors that do not say so always count."""
+    """Whether a processor changes any row. All but vLLM's own always count: their attributes may mean anything."""
+    if type(processor).__module__ != _BUILT_IN:
+        return True
     known = [getattr(processor, name) for name in _STATE_OF_PROCESSORS if hasattr(processor, name)]
     return any(known) if known else True
 

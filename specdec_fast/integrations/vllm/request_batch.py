@@ -6,7 +6,6 @@ remembered with it. Tests: tests/integrations/vllm/test_v1_sampler.py, tests/int
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,29 +19,6 @@ from specdec_fast.sampling.sampling_tensors import SamplingTensors
 
 GREEDY_BELOW = 1e-5
 """Temperatures below it are greedy in vLLM."""
-_SEED_BITS = 2**63 - 1
-
-
-def request_seed(seed: int | None, engine_seed: int, request_id: str) -> int:
-    """Returns the key of a request's random numbers.
-
-    Args:
-        seed: `SamplingParams.seed`, or None.
-        engine_seed: Seed of the engine, for requests without one.
-        request_id: vLLM's id of the request, which all processes of the engine know.
-
-    Returns:
-        The seed itself where int64 holds it. Without one, a hash that is equal on all tensor-parallel ranks.
-    """
-    if seed is not None:
-        return seed & _SEED_BITS
-    return hashed_seed(engine_seed, request_id)
-
-
-def hashed_seed(seed: int, request_id: str) -> int:
-    """Returns a seed for a pair of a seed and a request, a whole number from 0 to 2**61 - 1."""
-    digest = hashlib.blake2b(f"{seed}/{request_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 3
 
 
 @dataclass(slots=True)
@@ -130,3 +106,16 @@ def make_batch(
         all_greedy=bool(metadata.all_greedy),
     )
     return RequestBatch(metadata, tuple(request_ids), tuple(host_seeds), sampling)
+
+
+def drafts_across_requests(speculation: Any, drafter: Any) -> bool:
+    """Returns whether drafts of one request may depend on the texts of others, whose seeds may be the same.
+
+    Args:
+        speculation: vLLM's speculative configuration, or None.
+        drafter: vLLM's drafter, or None if it is not known. An attribute `cross_request` answers for it.
+    """
+    method = getattr(speculation, "method", None)
+    if method == "custom_class":
+        return bool(getattr(drafter, "cross_request", True))
+    return method == "suffix"

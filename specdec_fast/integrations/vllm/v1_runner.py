@@ -12,6 +12,7 @@ import logging
 from typing import Any
 
 from specdec_fast.integrations.vllm.compatibility import missing_fields, other_signatures
+from specdec_fast.integrations.vllm.draft_sampling import why_not_sampled
 from specdec_fast.integrations.vllm.settings import MAX_DRAFT_TOKENS, read_settings
 from specdec_fast.integrations.vllm.v1_sampler import V1Sampler
 
@@ -24,6 +25,23 @@ _METADATA = (
 _DRAFTS = (
     "draft_token_ids", "num_draft_tokens", "cu_num_sampled_tokens", "target_logits_indices", "bonus_logits_indices",
     "logits_indices",
+)  # fmt: skip
+
+
+_RUNNER = (
+    "device",
+    "requests",
+    "model_config",
+    "input_batch",
+    "use_async_scheduling",
+    "_draft_token_req_ids",
+    "sampler",
+)
+_BUFFERS = ("query_start_loc", "input_ids")
+_BATCH = ("req_ids", "generators", "sampling_metadata")
+_FIRST_PASS = (
+    "self", "target_token_ids", "next_token_ids", "target_positions", "target_hidden_states", "token_indices_to_sample",
+    "cad",
 )  # fmt: skip
 
 
@@ -73,13 +91,14 @@ def attach(runner: Any, module: Any, stock_sample: Any) -> None:
 
 def why_not(runner: Any, module: Any, stock_sample: Any) -> str | None:
     """Returns why a runner keeps vLLM's sampler, with what was expected and the remedy, or None."""
-    if type(runner)._sample is not stock_sample or "_sample" in vars(runner):
-        owner = getattr(runner._sample, "__module__", "unknown")
+    foreign = _defined_in(stock_sample) != module.GPUModelRunner.__module__
+    if foreign or type(runner)._sample is not stock_sample or "_sample" in vars(runner):
+        owner = _defined_in(runner._sample)
         return (
             f"got GPUModelRunner._sample of module {owner}; expected vLLM's own; another plugin has replaced it: leave "
             "one of the two out by VLLM_PLUGINS"
         )
-    differences = _differences(module)
+    differences = [*_differences(module), *_missing(runner)]
     if differences:
         return f"got another vLLM than expected: {'; '.join(differences)}; install a version that the guide names"
     speculation = runner.speculative_config
@@ -94,10 +113,15 @@ def why_not(runner: Any, module: Any, stock_sample: Any) -> str | None:
 
 def _differences(module: Any) -> list[str]:
     """What differs from the vLLM that this module was written for."""
-    sampler, rejection = module.Sampler, module.RejectionSampler
+    runner, sampler, rejection = module.GPUModelRunner, module.Sampler, module.RejectionSampler
     processors = ("self", "logits", "sampling_metadata")
     expected = {
-        "GPUModelRunner._sample": (module.GPUModelRunner._sample, ("self", "logits", "spec_decode_metadata")),
+        "GPUModelRunner._sample": (runner._sample, ("self", "logits", "spec_decode_metadata")),
+        "GPUModelRunner._get_spec_decode_draft_probs": (
+            getattr(runner, "_get_spec_decode_draft_probs", None),
+            ("self", "spec_decode_metadata"),
+        ),
+        "GPUModelRunner._get_draft_token_ids_cpu": (getattr(runner, "_get_draft_token_ids_cpu", None), ("self",)),
         "Sampler.apply_logits_processors": (
             getattr(sampler, "apply_logits_processors", None),
             (*processors, "predict_bonus_token"),
@@ -114,3 +138,39 @@ def _differences(module: Any) -> list[str]:
     }
     fields = [*missing_fields(module.SamplingMetadata, _METADATA), *missing_fields(module.SpecDecodeMetadata, _DRAFTS)]
     return [*other_signatures(expected), *fields]
+
+
+def _missing(runner: Any) -> list[str]:
+    """What a runner lacks of what the sampler reads and calls on it, on its batch and on its drafter."""
+    batch, drafter = getattr(runner, "input_batch", None), getattr(runner, "drafter", None)
+    found = [f"GPUModelRunner has no {name}" for name in (*_RUNNER, "positions") if not hasattr(runner, name)]
+    found += [f"GPUModelRunner has no {name}.gpu" for name in _BUFFERS if not hasattr(getattr(runner, name, 0), "gpu")]
+    found += [f"InputBatch has no {name}" for name in _BATCH if not hasattr(batch, name)]
+    expected = {
+        "InputBatch.update_async_output_token_ids": (
+            getattr(type(batch), "update_async_output_token_ids", None),
+            ("self",),
+        ),
+        "InputBatch.update_async_spec_token_ids": (
+            getattr(type(batch), "update_async_spec_token_ids", None),
+            ("self", "draft_token_ids"),
+        ),
+    }
+    if drafter is not None and why_not_sampled(drafter) is None:
+        kind = type(drafter)
+        found += [
+            f"{kind.__name__} has no {name}"
+            for name in ("positions", "pass_hidden_states_to_model", "num_speculative_tokens")
+            if not hasattr(drafter, name)
+        ]
+        expected[f"{kind.__name__}.set_inputs_first_pass"] = (kind.set_inputs_first_pass, _FIRST_PASS)
+        expected[f"{kind.__name__}._sample_draft_tokens"] = (
+            kind._sample_draft_tokens,
+            ("self", "hidden_states", "sampling_metadata"),
+        )
+    return [*found, *other_signatures(expected)]
+
+
+def _defined_in(function: Any) -> str:
+    """The module in which a function was written. A wrapper claims the module of what it wraps."""
+    return str(getattr(getattr(function, "__func__", function), "__globals__", {}).get("__name__", "unknown"))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_fast.core.request_seeds import request_seed
 from specdec_fast.integrations.vllm.chain_verification import (
     Chains,
     StepLayout,
@@ -22,7 +23,7 @@ from specdec_fast.integrations.vllm.chain_verification import (
 )
 from specdec_fast.integrations.vllm.draft_sampling import DraftSampling, why_not_sampled
 from specdec_fast.integrations.vllm.logits_processing import emitted_logprobs, process_logits, temper_logits
-from specdec_fast.integrations.vllm.request_batch import RequestBatch, hashed_seed, make_batch, request_seed
+from specdec_fast.integrations.vllm.request_batch import RequestBatch, drafts_across_requests, make_batch
 from specdec_kernels import distribution_stats, replay_sample
 
 
@@ -42,13 +43,13 @@ class V1Sampler:
         replays = rule == "replay"
         self._draws = getattr(speculation, "draft_sample_method", "greedy") == "probabilistic"
         """Draft tokens may be sampled from distributions, which rules other than `replay` need."""
-        self._drafting: DraftSampling | None = None
-        if drafter is not None and (replays or self._draws) and why_not_sampled(drafter) is None:
-            self._drafting = DraftSampling(drafter, self.batch_of, coupled=replays)
         self._own_drafter = drafter if hasattr(drafter, "join_runner") else None
         if self._own_drafter is not None:
             self._own_drafter.join_runner(runner)
-        self._salted = not replays and _drafts_across_requests(speculation, drafter)
+        self._with_id = not replays and drafts_across_requests(speculation, drafter)
+        self._drafting: DraftSampling | None = None
+        if drafter is not None and (replays or self._draws) and why_not_sampled(drafter) is None:
+            self._drafting = DraftSampling(drafter, self.batch_of, coupled=replays)  # the last, as it changes vLLM
 
     def batch_of(self, metadata: Any) -> RequestBatch:
         """Returns the tensors of the runner's batch, which are made again when vLLM makes another `metadata`."""
@@ -61,8 +62,8 @@ class V1Sampler:
 
     def _seed_of(self, request_id: str) -> int:
         params = self._runner.requests[request_id].sampling_params
-        seed = request_seed(None if params is None else params.seed, self._runner.model_config.seed or 0, request_id)
-        return hashed_seed(seed, request_id) if self._salted else seed
+        seed, engine_seed = None if params is None else params.seed, self._runner.model_config.seed or 0
+        return request_seed(seed, engine_seed, request_id, with_id=self._with_id)
 
     def sample(self, logits: Tensor, spec_decode_metadata: Any) -> Any:
         """Samples the tokens of a step.
@@ -155,11 +156,3 @@ class V1Sampler:
         index = torch.full_like(chains.layout.deterministic, rows)
         index[drafts.target_logits_indices + 1] = torch.arange(rows, dtype=torch.int32, device=probs.device)
         chains.dist_index = index
-
-
-def _drafts_across_requests(speculation: Any, drafter: Any) -> bool:
-    """Whether drafts of one request may depend on the texts of others, whose seeds may be the same."""
-    method = getattr(speculation, "method", None)
-    if method == "custom_class":
-        return bool(getattr(drafter, "cross_request", True))
-    return method == "suffix"

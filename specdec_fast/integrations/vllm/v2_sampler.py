@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_fast.core.request_seeds import request_seed
 from specdec_fast.integrations.vllm.chain_verification import (
     Chains,
     Sampling,
@@ -22,12 +23,14 @@ from specdec_fast.integrations.vllm.chain_verification import (
     with_empty_row,
 )
 from specdec_fast.integrations.vllm.compatibility import other_signatures
+from specdec_fast.integrations.vllm.request_batch import drafts_across_requests
 from specdec_fast.integrations.vllm.settings import MAX_DRAFT_TOKENS, read_settings
 from specdec_kernels import distribution_stats, replay_sample, tree_plan
 
 log = logging.getLogger("vllm.specdec")
 
 _ROWS = ("self", "logits", "expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos", "input_ids")
+_ADD = ("self", "req_idx", "sampling_params")
 _VERIFY = (
     "self", "logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping", "idx_mapping_np",
     "expanded_idx_mapping", "expanded_local_pos", "seq_lens_upper_bound_np", "verify_draft_sampled",
@@ -74,7 +77,7 @@ def samplers_for(model_state: Any, sampler: Any) -> tuple[Any, Any] | None:
 
         reason = why_not(config, sampler, RejectionSampler)
         if reason is None:
-            return make_samplers(config, sampler, RejectionSampler, settings.rule, model_state.device)
+            return make_samplers(config, sampler, RejectionSampler, settings.rule, model_state)
     except Exception as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
     log.warning("specdec: %s; vLLM runs with its own sampler", reason)
@@ -87,6 +90,7 @@ def why_not(config: Any, sampler: Any, rejection_sampler: Any) -> str | None:
         {
             "Sampler.sample": (getattr(type(sampler), "sample", None), _ROWS),
             "Sampler.apply_sampling_params": (getattr(type(sampler), "apply_sampling_params", None), _ROWS),
+            "Sampler.add_request": (getattr(type(sampler), "add_request", None), _ADD),
             "RejectionSampler._verify": (getattr(rejection_sampler, "_verify", None), _VERIFY),
         }
     )
@@ -106,7 +110,7 @@ def why_not(config: Any, sampler: Any, rejection_sampler: Any) -> str | None:
     return None
 
 
-def make_samplers(config: Any, sampler: Any, rejection_sampler: Any, rule: str, device: Any) -> tuple[Any, Any]:
+def make_samplers(config: Any, sampler: Any, rejection_sampler: Any, rule: str, model_state: Any) -> tuple[Any, Any]:
     """Gives vLLM's sampler the noise of the project, and builds a rejection sampler with a rule of the project.
 
     Args:
@@ -114,7 +118,7 @@ def make_samplers(config: Any, sampler: Any, rejection_sampler: Any, rule: str, 
         sampler: vLLM's sampler. Its method `sample` is replaced on this object.
         rejection_sampler: vLLM's class, from which the new one inherits batching, processors and log-probabilities.
         rule: "replay", "rejection" or "block".
-        device: Device of the engine.
+        model_state: vLLM's model state.
 
     Returns:
         The sampler and the rejection sampler, or None in its place without speculation.
@@ -134,8 +138,8 @@ def make_samplers(config: Any, sampler: Any, rejection_sampler: Any, rule: str, 
         seeds, positions = states.seeds.gpu[rows], pos.to(torch.int32)
         return sample_roots(rule, processed, sampling, seeds, positions), processed
 
-    sampler.sample = sample
     if config.speculative_config is None:
+        sampler.sample = sample
         return sampler, None
 
     class KeyedRejectionSampler(rejection_sampler):
@@ -158,7 +162,36 @@ def make_samplers(config: Any, sampler: Any, rejection_sampler: Any, rule: str, 
             )  # fmt: skip
             return processed, sampled.to(draft_sampled.dtype), count
 
-    return sampler, KeyedRejectionSampler(sampler, config.speculative_config, device)
+    verifying = KeyedRejectionSampler(sampler, config.speculative_config, model_state.device)
+    if rule != "replay" and drafts_across_requests(config.speculative_config, None):
+        join_ids(model_state, sampler)
+    sampler.sample = sample  # the last, so that an error before it leaves vLLM's own
+    return sampler, verifying
+
+
+def join_ids(model_state: Any, sampler: Any) -> None:
+    """Joins the seed of each request with its id, for drafters that learn from the texts of other requests.
+
+    The runner tells its model state the id and the place of a request, and then the sampler the place and the seed.
+
+    Args:
+        model_state: vLLM's model state, whose `add_request` is replaced on this object.
+        sampler: vLLM's sampler, whose `add_request` is replaced on this object.
+    """
+    stock_id, stock_seed = model_state.add_request, sampler.add_request
+    ids: dict[int, str] = {}
+
+    def add_id(req_index: int, new_req_data: Any, *rest: Any, **named: Any) -> Any:
+        ids[req_index] = new_req_data.req_id
+        return stock_id(req_index, new_req_data, *rest, **named)
+
+    def add_seed(req_idx: int, sampling_params: Any) -> Any:
+        found = stock_seed(req_idx, sampling_params)
+        seeds = sampler.sampling_states.seeds.np
+        seeds[req_idx] = request_seed(int(seeds[req_idx]), 0, ids[req_idx], with_id=True)
+        return found
+
+    model_state.add_request, sampler.add_request = add_id, add_seed
 
 
 def _tempered(temperature: Tensor) -> Sampling:

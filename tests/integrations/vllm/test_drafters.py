@@ -10,6 +10,7 @@ import pytest
 import torch
 from oracles.fake_vllm import sampling_metadata
 
+from specdec_fast.integrations.vllm.drafter_view import BatchView
 from specdec_fast.integrations.vllm.drafters import NgramDrafter, RecyclingDrafter, SuffixDrafter, chain_of
 from specdec_fast.integrations.vllm.request_batch import make_batch
 from specdec_kernels import distribution_stats, replay_sample
@@ -71,6 +72,33 @@ def test_finished_requests_are_forgotten_and_their_texts_shared() -> None:
     drafter.observe_step(make_batch(one, ["b"], [1], torch.device("cpu")), [1], torch.tensor([1]), logits)
     assert propose(drafter, [[31, 32, 33, 34]])[0][:2] == [35, 36]
     assert list(drafter._view._rows) == ["b"] and len(drafter._view._texts) == 1
+
+
+class Row(np.ndarray):
+    """A text that counts how many of its tokens are read."""
+
+    read = 0
+
+    def tolist(self) -> Any:
+        Row.read += self.size
+        return super().tolist()
+
+
+def test_a_known_request_costs_what_is_new() -> None:
+    """Its text is neither read nor compared as a whole, and another text under its id starts anew."""
+    started: list[int] = []
+    view = BatchView(lambda _, rows, __: started.extend(rows), lambda rows: None)
+    view.batch = make_batch(sampling_metadata([0.0]), ["a"], [1], torch.device("cpu"))
+    text = np.arange(4096, dtype=np.int32)[None].view(Row)
+    (row,) = view.follow([0], [3000], text)
+    Row.read = 0
+    for length in (3001, 3005, 3005):
+        assert view.follow([0], [length], text) == [row] and view.tokens(row) == list(range(length))
+    assert Row.read == 5 + 3 * 16
+    text[0, 3004] = 7
+    (again,) = view.follow([0], [3006], text)
+    assert started == [row, again] and again != row and view.tokens(again)[3003:] == [3003, 7, 3005]
+    assert view.follow([0], [10], text) != [again], "a shorter one"
 
 
 def test_recycling_learns_from_logits_and_couples() -> None:

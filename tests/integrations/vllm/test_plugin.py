@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from documents.blocks import IN_VLLM, fences
-from oracles.fake_vllm import InputBatch, RejectionSampler, Sampler, SamplerOutput, sampling_metadata
+from oracles.fake_vllm import InputBatch, RejectionSampler, Sampler, SamplerOutput, buffer, sampling_metadata
 
 from specdec_fast.integrations.vllm import compatibility, plugin, register, v1_runner
 from specdec_fast.integrations.vllm.import_hook import when_imported
@@ -126,6 +128,13 @@ def fake_module(**options: Any) -> Any:
             self.requests: dict[str, Any] = {}
             self.model_config = SimpleNamespace(seed=0)
             self.input_batch = InputBatch([], sampling_metadata([]))
+            self.sampler, self.use_async_scheduling, self._draft_token_req_ids = Sampler(), False, None
+            self.positions = torch.zeros(0)
+            self.query_start_loc = self.input_ids = buffer(torch.zeros(0))
+
+        def _get_spec_decode_draft_probs(self, spec_decode_metadata: Any) -> None: ...
+
+        def _get_draft_token_ids_cpu(self) -> Any: ...
 
         def _sample(self, logits: Any, spec_decode_metadata: Any) -> str:
             return "stock"
@@ -205,6 +214,53 @@ def test_other_signatures_are_refused(caplog: Log) -> None:
     assert made._sample(None) == "stock"
     assert "GPUModelRunner._sample has the parameters (self, logits), expected (self, logits, spec" in caplog.text
     assert "Sampler.compute_logprobs is missing" in caplog.text
+
+
+def test_a_plugin_that_replaced_the_sampler_first_keeps_it(caplog: Log) -> None:
+    """Also if it pretends, as `functools.wraps` does, that vLLM defines its function."""
+    module = fake_module()
+    stock = module.GPUModelRunner._sample
+    theirs = FunctionType(stock.__code__, {"__name__": "other_plugin"})
+    functools.update_wrapper(theirs, stock)
+    module.GPUModelRunner._sample = theirs
+    v1_runner.prepare(module)
+    assert "_sample" not in vars(engine(module, {"specdec": {"rule": "replay"}}))
+    assert "got GPUModelRunner._sample of module other_plugin; expected vLLM's own" in caplog.text
+
+
+class DraftModel:
+    """A drafter with vLLM's interface of another version."""
+
+    def set_inputs_first_pass(self, target_token_ids: Any, next_token_ids: Any) -> Any: ...
+
+    def _sample_draft_tokens(self, hidden_states: Any, sampling_metadata: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "message"),
+    [
+        ("kind", "_get_spec_decode_draft_probs", "GPUModelRunner._get_spec_decode_draft_probs is missing"),
+        ("kind", "_get_draft_token_ids_cpu", "GPUModelRunner._get_draft_token_ids_cpu is missing"),
+        ("runner", "positions", "GPUModelRunner has no positions"),
+        ("runner", "query_start_loc", "GPUModelRunner has no query_start_loc.gpu"),
+        ("runner", "input_ids", "GPUModelRunner has no input_ids.gpu"),
+        ("batch", "update_async_output_token_ids", "InputBatch.update_async_output_token_ids is missing"),
+        ("batch", "update_async_spec_token_ids", "InputBatch.update_async_spec_token_ids is missing"),
+        ("drafter", "", "DraftModel.set_inputs_first_pass has the parameters (self, target_token_ids, next_token_ids)"),
+    ],
+)
+def test_all_that_is_used_is_checked(owner: str, name: str, message: str) -> None:
+    module = fake_module()
+    made = engine(module, {})
+    stock = module.GPUModelRunner._sample
+    assert v1_runner.why_not(made, module, stock) is None
+    if owner == "drafter":
+        made.drafter = DraftModel()
+    elif owner == "batch":
+        made.input_batch = SimpleNamespace(req_ids=[], generators={}, sampling_metadata=None)
+    else:
+        delattr(module.GPUModelRunner if owner == "kind" else made, name)
+    assert message in str(v1_runner.why_not(made, module, stock))
 
 
 def test_an_error_in_the_plugin_leaves_vllm_alone(monkeypatch: Patch, caplog: Log) -> None:

@@ -11,7 +11,7 @@ from oracles.fake_vllm import SamplerOutput, runner, sampling_metadata
 
 from specdec_fast.integrations.vllm import draft_sampling
 from specdec_fast.integrations.vllm.draft_sampling import DraftSampling, why_not_sampled
-from specdec_fast.integrations.vllm.request_batch import request_seed
+from specdec_fast.integrations.vllm.logits_processing import needs_processing
 from specdec_fast.integrations.vllm.v1_sampler import V1Sampler
 from specdec_kernels import distribution_stats, replay_sample
 
@@ -92,10 +92,15 @@ def test_seeds_belong_to_requests_and_not_to_places(generator: torch.Generator) 
     assert first[order].tolist() == second.tolist()
 
 
-def test_requests_without_seeds_have_one_of_their_own() -> None:
-    assert request_seed(None, 0, "a") == request_seed(None, 0, "a"), "on every rank"
-    assert len({request_seed(None, engine, name) for engine in (0, 1) for name in ("a", "b", "c")}) == 6
-    assert request_seed(7, 5, "a") == 7 and request_seed(-5, 0, "a") == 2**63 - 5
+@pytest.mark.parametrize(("rule", "method", "own"), [
+    ("rejection", "suffix", False), ("block", "custom_class", False), ("replay", "suffix", True),
+    ("rejection", "ngram", True),
+])  # fmt: skip
+def test_keys_name_the_request_if_drafts_come_from_others(rule: str, method: str, own: bool) -> None:
+    speculation = SimpleNamespace(draft_sample_method="greedy", method=method)
+    made, _ = runner([3, 3], sampling_metadata([1.0, 1.0]), [4, 4], speculative_config=speculation)
+    first, second = V1Sampler(made, rule, SamplerOutput).batch_of(made.input_batch.sampling_metadata).host_seeds
+    assert (first == second == 3) is own and (first != second) is not own
 
 
 def test_batches_are_made_again_when_vllm_makes_another_metadata(generator: torch.Generator) -> None:
@@ -135,6 +140,27 @@ def test_processors_work_on_copies_and_logprobs_on_what_the_model_said(generator
     assert torch.allclose(output.logprobs_tensors[:8, 0], expected)
 
 
+def test_only_vllm_s_own_processors_may_count_as_inactive(generator: torch.Generator) -> None:
+    class Own:
+        """A processor of a user that happens to have an attribute of vLLM's."""
+
+        biases: tuple[int, ...] = ()
+
+        def apply(self, logits: torch.Tensor) -> torch.Tensor:
+            return logits.index_fill(1, torch.tensor([9]), 100.0)
+
+    made, _ = runner(SEEDS, sampling_metadata(TEMPERATURES), LENGTHS)
+    processors = made.input_batch.sampling_metadata.logitsprocs
+    processors.argmax_invariant = [Own()]
+    emitted = V1Sampler(made, "replay", SamplerOutput).sample(torch.randn(3, V, generator=generator), None)
+    assert emitted.sampled_token_ids.tolist() == [[9], [9], [9]]
+    processors.non_argmax_invariant = [Own()]
+    assert needs_processing(made.input_batch.sampling_metadata)
+    built_in = type("LogitBias", (Own,), {"__module__": "vllm.v1.sample.logits_processor.builtin"})
+    processors.non_argmax_invariant = [built_in()]
+    assert not needs_processing(made.input_batch.sampling_metadata)
+
+
 class Drafter:
     """A draft model of vLLM: logits are its hidden states."""
 
@@ -163,6 +189,25 @@ def test_coupled_drafts_use_the_noise_of_their_positions(reads_states: bool, gen
         logits = torch.randn(3, V, generator=generator)
         tokens, probs = drafter._sample_draft_tokens(logits, made.input_batch.sampling_metadata)
         assert tokens.tolist() == [plain_choice(logits[row], row, depth) for row in range(3)] and probs is None
+
+
+def test_a_drafter_that_cannot_be_joined_stays_as_it_was() -> None:
+    class Failing(Drafter):
+        def join_runner(self, made: Any) -> None:
+            raise RuntimeError("planted")
+
+    class Closed(Drafter):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "_sample_draft_tokens":
+                raise RuntimeError("planted")
+            super().__setattr__(name, value)
+
+    for drafter in (Failing(), Closed()):
+        before = dict(vars(drafter))
+        made, _ = runner(SEEDS, sampling_metadata(TEMPERATURES), LENGTHS, drafter=drafter)
+        with pytest.raises(RuntimeError, match="planted"):
+            V1Sampler(made, "replay", SamplerOutput)
+        assert vars(drafter) == before
 
 
 def sampled_step(generator: torch.Generator) -> tuple[Any, Any, V1Sampler, torch.Tensor]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from specdec_fast.core.request_seeds import request_seed
 from specdec_fast.integrations.vllm import v2_sampler
 from specdec_fast.integrations.vllm.chain_verification import Chains, step_layout, verify_chains, with_empty_row
 from specdec_kernels import distribution_stats
@@ -73,6 +76,9 @@ class Sampler:
     def __init__(self, states: Any) -> None:
         self.sampling_states = states
 
+    def add_request(self, req_idx, sampling_params):
+        self.sampling_states.seeds.np[req_idx] = sampling_params.seed
+
     def apply_sampling_params(
         self, logits, expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, input_ids, expanded_local_pos=None,
         seq_lens_upper_bound_np=None, skip_top_k_top_p=False,
@@ -99,6 +105,19 @@ class RejectionSampler:
         raise AssertionError("the plugin verifies")
 
 
+STATE = SimpleNamespace(device="cpu")
+
+
+def test_an_error_leaves_vllm_s_sampler_as_it_was() -> None:
+    sampler = Sampler(None)
+    before = dict(vars(sampler))
+    with pytest.raises(AttributeError):
+        v2_sampler.make_samplers(config(), sampler, RejectionSampler, "block", object())
+    with pytest.raises(AttributeError):
+        v2_sampler.make_samplers(config(method="suffix"), sampler, RejectionSampler, "block", STATE)
+    assert vars(sampler) == before
+
+
 def config(**speculation: Any) -> Any:
     found = {"num_speculative_tokens": K, "rejection_sample_method": "standard", **speculation}
     return SimpleNamespace(speculative_config=SimpleNamespace(**found), watermark_config=None)
@@ -107,7 +126,7 @@ def config(**speculation: Any) -> Any:
 def test_samplers_have_vllm_s_interfaces(generator: torch.Generator) -> None:
     given = tensors(generator)
     states = SimpleNamespace(**{name: SimpleNamespace(gpu=given[name]) for name in ("temperature", "seeds")})
-    sampler, rejection = v2_sampler.make_samplers(config(), Sampler(states), RejectionSampler, "replay", "cpu")
+    sampler, rejection = v2_sampler.make_samplers(config(), Sampler(states), RejectionSampler, "replay", STATE)
     assert isinstance(rejection, RejectionSampler)
     logits = torch.randn(8, V, generator=generator)
     rows, roots = given["idx_mapping"], torch.tensor([9, 20, 30])
@@ -124,8 +143,33 @@ def test_samplers_have_vllm_s_interfaces(generator: torch.Generator) -> None:
     assert torch.equal(processed, logits * 2) and count.tolist() == [1, 1, 1]
     assert sampled[:, 0].tolist() == tokens.tolist(), "a rejected draft gives the token of a step without drafts"
     assert v2_sampler.make_samplers(
-        SimpleNamespace(speculative_config=None), Sampler(states), RejectionSampler, "block", "cpu"
+        SimpleNamespace(speculative_config=None), Sampler(states), RejectionSampler, "block", STATE
     )[1] is None  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "method", "own"), [
+    ("rejection", "suffix", False), ("block", "custom_class", False), ("replay", "suffix", True),
+    ("rejection", "eagle3", True),
+])  # fmt: skip
+def test_keys_name_the_request_if_drafts_come_from_others(
+    rule: str, method: str, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = SimpleNamespace(RejectionSampler=RejectionSampler)
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu.spec_decode.rejection_sampler", module)  # type: ignore[misc]
+    for parent in ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu", "vllm.v1.worker.gpu.spec_decode"):
+        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    seeds, added = np.zeros(6, dtype=np.int64), []
+    state = SimpleNamespace(
+        device="cpu", vllm_config=config(method=method), add_request=lambda *args: added.append(args)
+    )
+    state.vllm_config.additional_config = {"specdec": {"rule": rule}}
+    sampler, _ = v2_sampler.samplers_for(state, Sampler(SimpleNamespace(seeds=SimpleNamespace(np=seeds))))  # type: ignore[misc]
+    for place, name in ((4, "a"), (1, "b"), (4, "c")):
+        state.add_request(place, SimpleNamespace(req_id=name))
+        sampler.add_request(place, SimpleNamespace(seed=3))
+        known = request_seed(3, 0, name, with_id=not own)
+        assert seeds[place] == known
+    assert [place for place, _ in added] == [4, 1, 4]
 
 
 @pytest.mark.parametrize(
