@@ -15,6 +15,7 @@ from specdec_fast.integrations.transformers.decoding import Decoding, Row
 from specdec_fast.integrations.transformers.processor_checks import why_no_function_of_text
 from specdec_fast.integrations.transformers.refusals import (
     MODES,
+    REMEDY,
     HandedOnError,
     RefusedCallError,
     is_of_transformers,
@@ -45,14 +46,18 @@ class GenerateCall:
         self._attachment, self._seed, self._gives_positions = attachment, seed, gives_positions
         self.skipped_cache: tuple[Any, ...] | None = None
 
-    def refuse_whole(self, reason: str) -> None:
+    def refuse_whole(self, reason: str, remedy: str = REMEDY) -> None:
         """Refuses a call of which nothing has happened yet.
+
+        Args:
+            reason: What was got and expected.
+            remedy: What the user can do.
 
         Raises:
             HandedOnError: If transformers shall run the call.
             RefusedCallError: If it shall not.
         """
-        raise HandedOnError(reason) if self._attachment.fallback else RefusedCallError(reason)
+        raise HandedOnError(reason) if self._attachment.fallback else RefusedCallError(reason, remedy)
 
     def decode_otherwise(self, base: Any, method: str, model: Any, *args: Any, **prepared: Any) -> Any:
         """Lets transformers decode a prepared call.
