@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from specdec_fast.core.ranks import Ranks
 from specdec_fast.integrations.transformers.decoding import Decoding, Row
 from specdec_fast.integrations.transformers.processor_checks import why_no_function_of_text
 from specdec_fast.integrations.transformers.refusals import (
@@ -202,7 +203,9 @@ class GenerateCall:
         """The seed of each row. Raises ValueError for seeds that are none, or not as many as rows."""
         seed = self._seed
         if seed is None:
-            return torch.randint(2**62, (count,), device="cpu").tolist()
+            own: list[int] = torch.randint(2**62, (count,), device="cpu").tolist()
+            ranks: Ranks | None = getattr(self._attachment.engine.target, "ranks", None)
+            return own if ranks is None else ranks.gather(own)[0]
         expected = f"expected a number from 0 to 2**63 - 1, or one for each of {count} rows"
         seeds = list(seed) if isinstance(seed, (list, tuple)) else [seed] * count
         if len(seeds) != count or any(type(each) is not int or not 0 <= each < _SEED_LIMIT for each in seeds):

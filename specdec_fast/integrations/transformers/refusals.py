@@ -13,8 +13,8 @@ from torch import Tensor
 
 REMEDY = "pass fallback='transformers' to attach, so that transformers runs such calls, or call detach(model) first"
 ATTACH_AGAIN = (
-    "call detach(model), then attach(model) again, or pass fallback='transformers' to attach, so that transformers runs "
-    "such calls"
+    "call detach(model), then attach(model) again, or pass fallback='transformers' to attach, so that transformers "
+    "runs such calls"
 )
 """Remedy for a model whose parts were replaced."""
 MODES = {

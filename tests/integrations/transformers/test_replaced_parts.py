@@ -107,7 +107,7 @@ def test_a_replaced_part_is_never_decoded_with_the_old_one(name: str) -> None:
     kept = name in ("strides", "float64", "bfloat16", "float16")  # these change values by rounding, or not at all
     assert kept or not torch.equal(stale, expected), "a change that changes nothing tests nothing"
     model.generate.fallback = None
-    with pytest.raises(RefusedCallError, match=f"generate: got a model with .*{words}.*call detach.model., then attach"):
+    with pytest.raises(RefusedCallError, match=f"got a model with .*{words}.*call detach.model., then attach"):
         model.generate(IDS, **GREEDY)
     detach(model)
     attach(model, drafter="none")  # the remedy
