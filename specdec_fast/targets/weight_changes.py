@@ -40,7 +40,7 @@ class WeightChanges:
         is_first = not self._weights
         if is_first:
             self._weights = [*self._model.parameters(), *self._model.buffers()]
-        places, versions = [*map(_address, self._weights)], [*map(_version, self._weights)]
+        places, versions = [*map(address_of, self._weights)], [*map(_version, self._weights)]
         if places != self._places:
             self._views = [view for each in self._weights if (view := _sample(each)) is not None]
         values = _concatenate(self._views)
@@ -53,7 +53,7 @@ class WeightChanges:
         return not (same or is_first)
 
 
-def _address(weight: Tensor) -> int:
+def address_of(weight: Tensor) -> int:
     """The address of the memory, 0 if the type of tensor has none."""
     try:
         return weight.data_ptr()

@@ -10,6 +10,7 @@ import torch
 from mutants.test_suite_mutants import cases, check_detected
 from mutants.test_text_mutants import custom_processors_read_the_text_of_the_root
 
+import specdec_fast.integrations.transformers.model_record as record_module
 import specdec_fast.integrations.transformers.row_processors as row_module
 from specdec_fast.integrations.transformers.attachment import Attachment
 from specdec_fast.integrations.transformers.calls import GenerateCall
@@ -136,7 +137,21 @@ def filters_come_before_users_processors(patch: Patch) -> None:
     patch.setattr(row_module, "split_processors", broken)
 
 
+def replaced_parts_are_not_looked_for(patch: Patch) -> None:
+    """The engine goes on with the weights that it was built with."""
+    patch.setattr(Attachment, "find_replaced_part", lambda self: None)
+
+
+def memory_is_not_compared(patch: Patch) -> None:
+    """A weight is the same if its object is."""
+    patch.setattr(record_module, "_memory", lambda tensor: (tensor.dtype, tensor.device, tensor.shape))
+
+
 TINY, LAW = "integrations/transformers/test_tiny_calls.py", "integrations/transformers/test_law.py"
+REPLACED, NEVER_OLD = (
+    "integrations/transformers/test_replaced_parts.py",
+    "test_a_replaced_part_is_never_decoded_with_the_old_one",
+)
 SPLIT, LAW_OF = "integrations/transformers/test_row_processors.py", "test_sampled_texts_have_the_law_of_transformers"
 MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (custom_processors_read_the_text_of_the_root, TINY, "test_processors_see_the_text_of_every_node", ()),
@@ -154,6 +169,9 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (streams_of_failed_calls_stay_open, TINY, "test_a_stream_ends_though_the_call_fails", ()),
     (warpers_take_any_order, SPLIT, "test_the_engine_keeps_the_order", ()),
     (filters_come_before_users_processors, SPLIT, "test_the_engine_keeps_the_order", ()),
+    (replaced_parts_are_not_looked_for, REPLACED, NEVER_OLD, ("weight",)),
+    (replaced_parts_are_not_looked_for, REPLACED, NEVER_OLD, ("hook",)),
+    (memory_is_not_compared, REPLACED, NEVER_OLD, ("data",)),
 ]
 
 

@@ -16,7 +16,8 @@ from specdec_fast.engine.engine import Engine
 from specdec_fast.engine.request import Handle
 from specdec_fast.integrations.transformers.calls import GenerateCall
 from specdec_fast.integrations.transformers.model_proxy import make_proxy, proxy_class
-from specdec_fast.integrations.transformers.refusals import HandedOnError, why_not_whole_call
+from specdec_fast.integrations.transformers.model_record import ModelRecord
+from specdec_fast.integrations.transformers.refusals import ATTACH_AGAIN, HandedOnError, why_not_whole_call
 from specdec_fast.interfaces import Rule
 from specdec_fast.loading import ModelOptions, check_same_tokenizer, load, load_tokenizer
 from specdec_fast.rules import DEFAULT
@@ -59,6 +60,7 @@ class Attachment:
         self.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
         self.__doc__ = type(model).generate.__doc__
         self._reasons: set[str] = set()
+        self._record = ModelRecord(model)
         self.replaced: tuple[bool, Any] | None = None
 
     def __call__(self, *args: Any, seed: int | list[int] | None = None, **kwargs: Any) -> Any:
@@ -94,14 +96,21 @@ class Attachment:
         call = GenerateCall(self, seed, given.get("position_ids") is not None)
         base: Any = type(self.model)
         with self._lending_attention():
-            reason = why_not_whole_call(given)
+            changed, reason = self.find_replaced_part(), why_not_whole_call(given)
             try:
+                if changed is not None:
+                    call.refuse_whole(changed, ATTACH_AGAIN)
                 if reason is not None:
                     call.refuse_whole(reason)
                 return base.generate(make_proxy(self._kind, self.model, call), **given)
             except HandedOnError as refused:
                 with self.handing_on(refused.reason):
                     return base.generate(self.model, **given)
+
+    def find_replaced_part(self) -> str | None:
+        """Returns what was got and expected if a part of the model is not the one that was attached, or None."""
+        with self.engine.lock:  # steps of other threads may change modules for a moment
+            return self._record.find_change()
 
     @contextmanager
     def _lending_attention(self) -> Iterator[None]:

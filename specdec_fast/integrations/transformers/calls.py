@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from specdec_fast.core.ranks import Ranks
 from specdec_fast.integrations.transformers.decoding import Decoding, Row
 from specdec_fast.integrations.transformers.processor_checks import why_no_function_of_text
 from specdec_fast.integrations.transformers.refusals import (
     MODES,
+    REMEDY,
     HandedOnError,
     RefusedCallError,
     is_of_transformers,
@@ -45,14 +47,18 @@ class GenerateCall:
         self._attachment, self._seed, self._gives_positions = attachment, seed, gives_positions
         self.skipped_cache: tuple[Any, ...] | None = None
 
-    def refuse_whole(self, reason: str) -> None:
+    def refuse_whole(self, reason: str, remedy: str = REMEDY) -> None:
         """Refuses a call of which nothing has happened yet.
+
+        Args:
+            reason: What was got and expected.
+            remedy: What the user can do.
 
         Raises:
             HandedOnError: If transformers shall run the call.
             RefusedCallError: If it shall not.
         """
-        raise HandedOnError(reason) if self._attachment.fallback else RefusedCallError(reason)
+        raise HandedOnError(reason) if self._attachment.fallback else RefusedCallError(reason, remedy)
 
     def decode_otherwise(self, base: Any, method: str, model: Any, *args: Any, **prepared: Any) -> Any:
         """Lets transformers decode a prepared call.
@@ -197,7 +203,9 @@ class GenerateCall:
         """The seed of each row. Raises ValueError for seeds that are none, or not as many as rows."""
         seed = self._seed
         if seed is None:
-            return torch.randint(2**62, (count,), device="cpu").tolist()
+            own: list[int] = torch.randint(2**62, (count,), device="cpu").tolist()
+            ranks: Ranks | None = getattr(self._attachment.engine.target, "ranks", None)
+            return own if ranks is None else ranks.gather(own)[0]
         expected = f"expected a number from 0 to 2**63 - 1, or one for each of {count} rows"
         seeds = list(seed) if isinstance(seed, (list, tuple)) else [seed] * count
         if len(seeds) != count or any(type(each) is not int or not 0 <= each < _SEED_LIMIT for each in seeds):

@@ -12,6 +12,11 @@ import torch
 from torch import Tensor
 
 REMEDY = "pass fallback='transformers' to attach, so that transformers runs such calls, or call detach(model) first"
+ATTACH_AGAIN = (
+    "call detach(model), then attach(model) again, or pass fallback='transformers' to attach, so that transformers "
+    "runs such calls"
+)
+"""Remedy for a model whose parts were replaced."""
 MODES = {
     "_beam_search": "beam search; expected greedy decoding or sampling (num_beams=1)",
     "_assisted_decoding": "another way to speculate (assistant_model, prompt_lookup_num_tokens or the like); expected "
@@ -44,8 +49,8 @@ _PROCESSORS = {
 class RefusedCallError(ValueError):
     """A call of `generate` that an attached model cannot serve. The message says what was got, expected, and a way."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"generate: got {reason}; {REMEDY}")
+    def __init__(self, reason: str, remedy: str = REMEDY) -> None:
+        super().__init__(f"generate: got {reason}; {remedy}")
         self.reason = reason
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from specdec_fast import SamplingParams
 from specdec_fast.integrations.transformers import attached
+from specdec_fast.integrations.transformers.calls import GenerateCall
 
 SAMPLED = {"max_new_tokens": 16, "do_sample": True, "top_k": 0}
 
@@ -29,6 +31,19 @@ def test_a_seed_leaves_the_global_generator_alone(drafted: Any, one: Any) -> Non
     drafted.generate(**one, max_new_tokens=4, do_sample=False)
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_ranks_draw_the_seeds_of_rank_0() -> None:
+    """Processes that compute one model have torch generators of their own."""
+
+    class SecondOfTwo:
+        def gather(self, numbers: list[int]) -> list[list[int]]:
+            return [[7 + at for at in range(len(numbers))], numbers]
+
+    target = SimpleNamespace(ranks=SecondOfTwo())
+    attachment: Any = SimpleNamespace(engine=SimpleNamespace(target=target))
+    assert GenerateCall(attachment, None)._seeds(3) == [7, 8, 9]
+    assert GenerateCall(attachment, 40)._seeds(2) == [40, 41]
 
 
 def test_seeds_are_those_of_the_engine(drafted: Any, one: Any) -> None:

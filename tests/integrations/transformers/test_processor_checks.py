@@ -71,7 +71,21 @@ class Draws(Pure):
         return scores + torch.randn_like(scores)
 
 
+class FollowsOneText(Pure):
+    """Expects that every call brings the next token, as matchers of grammars do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert not self.seen or self.seen[-1] == input_ids.shape[1] - 1
+        self.seen.append(input_ids.shape[1])
+        return scores
+
+
 REFUSED = {
+    FollowsOneText: "FollowsOneText, which raises AssertionError if it is called again, on row 0 alone",
     Counts: "Counts, whose attribute 'calls' changes when it is called",
     Remembers: "Remembers, whose attribute 'history' changes when it is called",
     KnowsRows: "KnowsRows, whose scores of row 1 differ if it is called on that row alone",
@@ -97,6 +111,29 @@ def test_functions_of_a_text_pass() -> None:
     for rows in (1, 2):
         assert why_no_function_of_text(Pure(), IDS[:rows], 12) is None
         assert why_no_function_of_text(lambda input_ids, scores: scores, IDS[:rows], 12) is None
+
+
+def test_a_processor_that_raises_in_the_trial_is_refused_or_handed_on() -> None:
+    greedy = {"max_new_tokens": 4, "do_sample": False}
+    expected = tiny_model("llama").generate(IDS, **greedy)
+    with pytest.raises(RefusedCallError, match="which raises AssertionError if it is called again"):
+        attach(tiny_model("llama")).generate(IDS, **greedy, logits_processor=[FollowsOneText()])
+    model, processor = attach(tiny_model("llama"), fallback="transformers"), FollowsOneText()
+    assert torch.equal(model.generate(IDS, **greedy, logits_processor=[processor]), expected)
+    assert processor.seen == [4, 5, 6, 7], "as without an engine"
+
+
+def test_the_processor_of_xgrammar_is_handed_on() -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.contrib.hf import LogitsProcessor
+
+    words = ["</s>", *(chr(33 + at) for at in range(95))]
+    info = xgrammar.TokenizerInfo(words, vocab_size=96, stop_token_ids=[0])
+    grammar = xgrammar.GrammarCompiler(info).compile_grammar("root ::= [a-f]+")
+    given = {"max_new_tokens": 4, "do_sample": False}
+    expected = tiny_model("llama").generate(IDS, **given, logits_processor=[LogitsProcessor(grammar)])
+    model = attach(tiny_model("llama"), fallback="transformers")
+    assert torch.equal(model.generate(IDS, **given, logits_processor=[LogitsProcessor(grammar)]), expected)
 
 
 def test_generate_refuses_or_hands_on() -> None:
