@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from specdec_kernels.unknown_names import unknown_name
@@ -47,7 +48,11 @@ def read_settings(additional_config: object) -> Settings | None:
     Raises:
         ValueError: If it asks for something that does not exist.
     """
-    if not isinstance(additional_config, Mapping) or additional_config.get(KEY) is None:
+    if not isinstance(additional_config, Mapping):
+        return None
+    if additional_config.get(KEY) is None:
+        for name in get_close_matches(KEY, {str(each) for each in additional_config} - {KEY}, 1, cutoff=0.8):
+            raise ValueError(f"additional_config: got {name!r}; expected {KEY!r}; write {EXAMPLE}")
         return None
     asked = additional_config[KEY]
     if not isinstance(asked, Mapping):

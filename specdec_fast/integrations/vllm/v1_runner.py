@@ -86,7 +86,7 @@ def attach(runner: Any, module: Any, stock_sample: Any) -> None:
             return
     except Exception as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
-    log.warning("specdec: %s; vLLM runs with its own sampler", reason)
+    log.warning("specdec is off, and vLLM's own sampler runs: %s", reason)
 
 
 def why_not(runner: Any, module: Any, stock_sample: Any) -> str | None:

@@ -80,7 +80,7 @@ def samplers_for(model_state: Any, sampler: Any) -> tuple[Any, Any] | None:
             return make_samplers(config, sampler, RejectionSampler, settings.rule, model_state)
     except Exception as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
-    log.warning("specdec: %s; vLLM runs with its own sampler", reason)
+    log.warning("specdec is off, and vLLM's own sampler runs: %s", reason)
     return None
 
 

@@ -195,7 +195,7 @@ def test_what_cannot_be_served_is_said_once_and_vllm_goes_on(
     made = engine(module, {"specdec": asked}, **speculation)
     assert made._sample(None, None) == "stock"
     (said,) = [record.getMessage() for record in caplog.records]
-    assert message in said and said.endswith("vLLM runs with its own sampler")
+    assert message in said and said.startswith("specdec is off, and vLLM's own sampler runs: ")
 
 
 def test_another_plugin_that_replaced_the_sampler_keeps_it(caplog: Log) -> None:
@@ -271,3 +271,12 @@ def test_an_error_in_the_plugin_leaves_vllm_alone(monkeypatch: Patch, caplog: Lo
     module = fake_module()
     v1_runner.prepare(module)
     assert engine(module, {"specdec": {"rule": "replay"}})._sample(None, None) == "stock" and "planted" in caplog.text
+
+
+def test_a_misspelt_key_is_named(caplog: Log) -> None:
+    module = fake_module()
+    v1_runner.prepare(module)
+    assert engine(module, {"spec_dec": {"rule": "replay"}})._sample(None, None) == "stock"
+    assert "got 'spec_dec'; expected 'specdec'" in caplog.text
+    caplog.clear()
+    assert engine(module, {"other": 1})._sample(None, None) == "stock" and caplog.text == ""

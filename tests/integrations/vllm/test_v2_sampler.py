@@ -201,4 +201,4 @@ def test_the_hook_is_inert_unless_asked(caplog: pytest.LogCaptureFixture) -> Non
     assert ModelState.custom_sampler is wrapped
     assert ModelState({}).custom_sampler("stock") is None and caplog.text == ""
     assert ModelState({"specdec": {"rule": "fast"}}).custom_sampler("stock") is None
-    assert "got 'fast'" in caplog.text and "vLLM runs with its own sampler" in caplog.text
+    assert "got 'fast'" in caplog.text and "specdec is off, and vLLM's own sampler runs" in caplog.text
