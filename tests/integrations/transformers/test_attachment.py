@@ -269,9 +269,7 @@ def test_ids_beyond_the_tokenizer_are_generated_as_in_transformers() -> None:
 
 def test_a_draft_that_cannot_be_compared_is_refused_by_size_or_named(tiny: Any, caplog: Any) -> None:
     for draft in ("demo-draft", load_target()):
-        with pytest.raises(
-            ValueError, match="got a vocabulary of 1024 tokens, and no tokenizer of the target"
-        ):
+        with pytest.raises(ValueError, match="got a vocabulary of 1024 tokens, and no tokenizer of the target"):
             attach(tiny, draft)
         assert "generate" not in vars(tiny)
     attach(tiny, tiny_model("llama", num_hidden_layers=1))
