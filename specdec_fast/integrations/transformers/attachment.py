@@ -19,7 +19,7 @@ from specdec_fast.integrations.transformers.model_proxy import make_proxy, proxy
 from specdec_fast.integrations.transformers.model_record import ModelRecord
 from specdec_fast.integrations.transformers.refusals import ATTACH_AGAIN, HandedOnError, why_not_whole_call
 from specdec_fast.interfaces import Rule
-from specdec_fast.loading import ModelOptions, check_same_tokenizer, load, load_tokenizer
+from specdec_fast.loading import ASSETS, ModelOptions, check_same_tokenizer, load, load_tokenizer
 from specdec_fast.rules import DEFAULT
 from specdec_fast.sampling.params import SamplingParams
 
@@ -246,10 +246,12 @@ def build_attachment(
     settings: dict[str, Any] = {"device": str(model.device), "dtype": model.dtype, "vocab_size": rows, **options}
     if tokenizer is None and (draft is not None or drafter is not None):
         tokenizer = _find_tokenizer(model)
-    if draft is not None and not isinstance(draft, (str, Path)):
-        own_vocabulary = (options.get("drafter_options") or {}).get("tokenizers", "same") != "same"
-        if not own_vocabulary:
+    shares_tokens = (options.get("drafter_options") or {}).get("tokenizers", "same") == "same"
+    if draft is not None and shares_tokens:
+        if not isinstance(draft, (str, Path)):
             check_same_tokenizer(tokenizer, _find_tokenizer(draft), settings["vocab_size"])
+        if tokenizer is None:
+            _check_sizes(draft, rows)
     neutral = SamplingParams()
     engine = load(model, draft, drafter=drafter, rule=rule, tokenizer=tokenizer, sampling=neutral, **settings)
     try:
@@ -320,6 +322,27 @@ def _check_model(model: Any) -> None:
     elif isinstance(model, (str, Path)):
         remedy = "load it with AutoModelForCausalLM.from_pretrained, or use specdec_fast.load"
     raise ValueError(f"attach: got {type(model).__name__}; expected a transformers model with generate; {remedy}")
+
+
+def _check_sizes(draft: Any, rows: int) -> None:
+    """Refuses a draft of another size of vocabulary if there are no tokenizers to compare, and warns otherwise."""
+    from transformers import AutoConfig
+
+    config: Any = getattr(draft, "config", None)
+    if config is None:
+        bundled = ASSETS / str(draft)
+        with suppress(Exception):  # a hub id whose files are not here yet
+            place = bundled if bundled.is_dir() else draft
+            config = AutoConfig.from_pretrained(place, local_files_only=True)
+    size = None if config is None else getattr(config.get_text_config(), "vocab_size", None)
+    if size is not None and max(size, rows) > 1.1 * min(size, rows):  # padding of embeddings stays below
+        raise ValueError(
+            f"draft: got a vocabulary of {size} tokens, and no tokenizer of the target; expected about {rows} tokens, "
+            "as the target has; choose a draft of the same model family, or pass tokenizer= to attach"
+        )
+    log.warning(
+        "attach: got no tokenizer of the target, so that of the draft was not compared; pass tokenizer= to attach"
+    )
 
 
 def _find_tokenizer(model: Any) -> Any:

@@ -87,7 +87,7 @@ def why_no_function_of_text(processor: Any, input_ids: Tensor, vocab_size: int) 
             same = _equal(alone[0], together[row])
         except Exception as error:  # whatever it is, a second call on this text is not possible
             raised = True
-            words = f"{type(error).__name__}: {error}".rstrip(": ")
+            words = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
             found = f"logits processor {name}, which raises {words} if it is called again, on row {row} alone"
             break
         if not same:

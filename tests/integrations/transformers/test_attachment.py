@@ -265,3 +265,12 @@ def test_ids_beyond_the_tokenizer_are_generated_as_in_transformers() -> None:
     torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-4)
     limited = {"suppress_tokens": list(range(1024))}
     assert int(model.generate(IDS, max_new_tokens=2, do_sample=False, **limited)[0, -1]) >= 1024
+
+
+def test_a_draft_that_cannot_be_compared_is_refused_by_size_or_named(tiny: Any, caplog: Any) -> None:
+    for draft in ("demo-draft", load_target()):
+        with pytest.raises(ValueError, match="got a vocabulary of 1024 tokens, and no tokenizer of the target"):
+            attach(tiny, draft)
+        assert "generate" not in vars(tiny)
+    attach(tiny, tiny_model("llama", num_hidden_layers=1))
+    assert caplog.text.count("was not compared; pass tokenizer= to attach") == 1

@@ -79,7 +79,8 @@ class FollowsOneText(Pure):
         self.seen: list[int] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        assert not self.seen or self.seen[-1] == input_ids.shape[1] - 1
+        if self.seen and self.seen[-1] != input_ids.shape[1] - 1:
+            raise AssertionError
         self.seen.append(input_ids.shape[1])
         return scores
 
