@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks.harness.interleave import environment
 from benchmarks.harness.result_files import write_whole
 from benchmarks.harness.select_rows import RESULTS
+from specdec_fast.lab.engines.settings import ENGINES
 from specdec_fast.lab.engines.table import as_markdown, key_of, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,7 +44,8 @@ def commands(engines: Sequence[str], out: Path, draws: int) -> list[list[str]]:
 
 def in_order(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows by engine and version, in the order in which settings are tested."""
-    return sorted(rows, key=lambda row: key_of(row)[:2])
+    places = {(name, each.name): at for name in ENGINES for at, each in enumerate(ENGINES[name])}
+    return sorted(rows, key=lambda row: (*key_of(row)[:2], places[row["engine"], row["setting"]]))
 
 
 def with_tables(page: str, rows: Sequence[dict[str, Any]], source: str) -> str:
