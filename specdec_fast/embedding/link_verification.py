@@ -8,15 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_fast.core.distributions import PendingDistributions, TokenDistributions
+from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.former_names import explain_arguments
 from specdec_fast.core.proposal_kind import ProposalKind
 from specdec_fast.core.sampling_rows import PerRow
 from specdec_fast.embedding.node_order import ancestors
 from specdec_fast.embedding.tree_links import parents_from_links
-from specdec_fast.embedding.verification import Keys, request_arguments
-from specdec_fast.interfaces import Acceptance, Rng
+from specdec_fast.embedding.verification import Keys, apply_rule, request_arguments
+from specdec_fast.interfaces import Acceptance
 from specdec_fast.rules import get_rule
 from specdec_kernels import TreePlan
 
@@ -85,10 +85,7 @@ def verify_links(
     keys, sampling = request_arguments(
         rule, rows, device, (seeds, positions), (temperature, top_k, top_p, min_p), draft.row_of
     )
-    if flat.is_cpu:
-        return found(draft, plan, PendingDistributions(flat, sampling), Rng(*keys))
-    each = dict(zip(("temperature", "top_k", "top_p", "min_p"), sampling))
-    return found(draft, plan, TokenDistributions.of(flat, **each), Rng(*keys))
+    return apply_rule(found, draft, plan, flat, sampling, keys)
 
 
 def _linked_draft(tokens: Tensor, next_token: Tensor, next_sibling: Tensor, max_depth: int) -> tuple[Draft, TreePlan]:

@@ -16,9 +16,9 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.core.former_names import RENAMED_RULES, explain_arguments
 from specdec_fast.core.sampling_rows import PerRow, SamplingRows, integer_rows, sampling_rows
 from specdec_fast.embedding.chain_batch import ChainBatch, packed_chains, padded_chains
-from specdec_fast.interfaces import Acceptance, Rng
+from specdec_fast.interfaces import Acceptance, Rng, Rule
 from specdec_fast.rules import get_rule
-from specdec_kernels import rejection_verify_logits, replay_verify
+from specdec_kernels import TreePlan, rejection_verify_logits, replay_verify
 from specdec_kernels.unknown_names import unknown_name
 
 CHAIN_RULES = ("rejection", "block", "replay", "greedy")
@@ -128,6 +128,16 @@ def verify_packed(
     )
 
 
+def apply_rule(
+    rule: Rule, draft: Draft, plan: TreePlan, logits: Tensor, sampling: SamplingRows, keys: tuple[Tensor, Tensor]
+) -> Acceptance:
+    """Verifies a draft by a rule, under the arguments that `request_arguments` returns; logits are [M, V]."""
+    if logits.is_cpu:
+        return rule(draft, plan, PendingDistributions(logits, sampling), Rng(*keys))
+    each = dict(zip(("temperature", "top_k", "top_p", "min_p"), sampling))
+    return rule(draft, plan, TokenDistributions.of(logits, **each), Rng(*keys))
+
+
 @explain_arguments(place="verify_trees")
 def verify_trees(
     logits: Tensor,
@@ -170,14 +180,7 @@ def verify_trees(
     keys, sampling = request_arguments(
         rule, draft.num_rows, logits.device, (seeds, positions), (temperature, top_k, top_p, min_p), draft.row_of
     )
-    dists = (
-        PendingDistributions(logits, sampling)
-        if logits.is_cpu
-        else TokenDistributions.of(
-            logits, temperature=sampling[0], top_k=sampling[1], top_p=sampling[2], min_p=sampling[3]
-        )
-    )
-    return found(draft, draft.get_plan(), dists, Rng(*keys))
+    return apply_rule(found, draft, draft.get_plan(), logits, sampling, keys)
 
 
 def emitted_tokens(draft: Draft, acceptance: Acceptance) -> Tensor:
