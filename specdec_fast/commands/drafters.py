@@ -21,6 +21,7 @@ _TERMS = {
     "logits": "the target's logits of the last step",
     "partial dists": "its distributions cover a part of the vocabulary",
     "excludes siblings": "samples without the deterministic tokens at the same place",
+    "follows clock": "decisions depend on measured times, so several processes cannot share it",
     "cross request": "a draft may depend on the texts of other requests",
 }
 """Meanings of what `needed` returns."""

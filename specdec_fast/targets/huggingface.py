@@ -187,8 +187,8 @@ class HuggingFaceTarget:
             except ValueError as error:
                 self.why_not_fused, self._logits = str(error), self._plain_logits
         if self.why_not_fused is not None and fused:
-            other = "compile=True serves every model" if self.ranks is None else "such a model runs as it is"
-            raise ValueError(f"fused_forward: got True, but {self.why_not_fused}; leave it out ({other})")
+            other = "(compile=True serves every model)" if self.ranks is None else "(such a model runs as it is)"
+            raise ValueError(f"fused_forward: got True, but {self.why_not_fused}; leave it out {other}")
         if self.why_not_fused is not None and compile:
             self._logits = compile_forward(self._plain_logits)
 
