@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdec_fast.core.distributions import PendingDistributions, TokenDistributions
 from specdec_fast.core.draft import Draft
+from specdec_fast.core.emitted_tokens import tokens_after_path
 from specdec_fast.core.former_names import RENAMED_RULES, explain_arguments
 from specdec_fast.core.sampling_rows import PerRow, SamplingRows, integer_rows, sampling_rows
 from specdec_fast.embedding.chain_batch import ChainBatch, packed_chains, padded_chains
@@ -193,17 +194,7 @@ def emitted_tokens(draft: Draft, acceptance: Acceptance) -> Tensor:
     Returns:
         int32 [B, D + 1]: the tokens of the accepted nodes, then one token of the target, then -1.
     """
-    return _emitted(draft.tokens, acceptance.path, acceptance.num_accepted, acceptance.next_token)
-
-
-def _emitted(tokens: Tensor, path: Tensor, accepted: Tensor, following: Tensor) -> Tensor:
-    """Returns accepted tokens, the next token and -1 for each request, int32 [B, D + 1]."""
-    if not tokens.shape[0]:
-        return path.new_full(path.shape, -1)
-    places = torch.arange(path.shape[1], device=path.device)
-    nodes = torch.cat([path[:, 1:], path.new_full((path.shape[0], 1), -1)], 1)
-    kept = torch.where(nodes >= 0, tokens[nodes.long().clamp(min=0)], -1)
-    return torch.where(places == accepted[:, None], following[:, None], kept).to(torch.int32)
+    return tokens_after_path(draft.tokens, acceptance.path, acceptance.num_accepted, acceptance.next_token)
 
 
 def _verify_chains(
@@ -236,7 +227,7 @@ def _verify_chains(
             max_depth=chains.max_depth,
             rule=rule,
         )
-    return _emitted(chains.tokens, *(chains.of_caller(part) for part in found[:3]))
+    return tokens_after_path(chains.tokens, *(chains.of_caller(part) for part in found[:3]))
 
 
 def request_arguments(

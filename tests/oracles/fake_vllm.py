@@ -62,6 +62,23 @@ class InputBatch:
         self.spec_token_ids = draft_token_ids
 
 
+class Drafter:
+    """A draft model of vLLM: logits are its hidden states."""
+
+    method, num_speculative_tokens = "draft_model", 2
+
+    def __init__(self, pass_hidden_states_to_model: bool = False, num_speculative_tokens: int = 2) -> None:
+        self.pass_hidden_states_to_model = pass_hidden_states_to_model
+        self.positions, self.num_speculative_tokens = torch.arange(1000), num_speculative_tokens
+        self.model = SimpleNamespace(compute_logits=lambda hidden: hidden)
+
+    def set_inputs_first_pass(self, places: Tensor) -> tuple[int, torch.Tensor, None]:
+        return 0, places, None
+
+    def _sample_draft_tokens(self, hidden: torch.Tensor, metadata: Any) -> tuple[torch.Tensor, None]:
+        return hidden.argmax(-1), None
+
+
 def sampling_metadata(temperature: Sequence[float], top_k: Any = None, top_p: Any = None, **changes: Any) -> Any:
     """`SamplingMetadata` of requests without processors."""
     greedy = [each < 1e-5 for each in temperature]

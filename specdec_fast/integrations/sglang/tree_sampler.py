@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.core.device_transfer import host_to_device
+from specdec_fast.core.emitted_tokens import tokens_after_path
 from specdec_fast.core.request_seeds import SEED_BITS, request_seed, seeds_with_ids
 from specdec_fast.embedding import verify_links
 
@@ -215,14 +216,11 @@ def as_eagle_answer(
         tokens, int32 [bs]. `accept_index`, int32 [bs, depth].
     """
     on_path = path >= 0
-    places = torch.arange(path.shape[1], device=path.device)
-    nodes = path.clamp(min=0).long()
-    ahead = torch.cat([nodes[:, 1:], nodes[:, :1]], 1)  # of the last column nothing is read
-    following = torch.where(places == num_accepted[:, None], next_token[:, None], tokens[ahead])
-    accept_index = torch.where(on_path, node_index.flatten()[nodes], -1)
+    following = tokens_after_path(tokens, path, num_accepted, next_token)
+    accept_index = torch.where(on_path, node_index.flatten()[path.long()], -1)
     size = tokens.shape[0]
     predict = torch.zeros(size + 1, dtype=torch.int32, device=path.device)  # the last entry takes the padding
-    predict[torch.where(on_path, accept_index, size).flatten()] = following.to(torch.int32).flatten()
+    predict[torch.where(on_path, accept_index, size).flatten()] = following.flatten()
     return predict[:size], num_accepted.to(torch.int32) + 1, accept_index.to(torch.int32)
 
 

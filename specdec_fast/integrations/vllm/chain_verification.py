@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdec_fast.core.chain_layout import ChainLayout, chain_layout
 from specdec_fast.core.device_transfer import current_stream_id
+from specdec_fast.core.emitted_tokens import tokens_after_path
 from specdec_kernels import TreePlan, rejection_verify_logits, replay_verify, tree_plan
 
 Distribution = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -35,7 +36,7 @@ class StepLayout:
         row_of: Request of each node, int64 [M], or None if it was not given.
     """
 
-    __slots__ = ("_after", "_steps", "deterministic", "first", "max_depth", "offsets", "plan", "row_of", "sampled")
+    __slots__ = ("deterministic", "first", "max_depth", "offsets", "plan", "row_of", "sampled")
 
     def __init__(
         self, offsets: Tensor, plan: TreePlan, num_nodes: int, max_depth: int, row_of: Tensor | None = None
@@ -43,30 +44,10 @@ class StepLayout:
         self.offsets, self.plan, self.max_depth, self.row_of = offsets, plan, max_depth, row_of
         device = offsets.device
         self.first = offsets[:-1].long()
-        self._steps = torch.arange(max_depth + 1, device=device)
-        self._after = (self.first[:, None] + (1 + self._steps)).clamp_(max=num_nodes - 1)
         self.deterministic = torch.zeros(num_nodes, dtype=torch.int32, device=device)
         """Index of the only distribution that deterministic chains need, int32 [M]."""
         self.sampled = torch.ones(num_nodes, dtype=torch.int8, device=device)
         """Proposal kinds of sampled chains, int8 [M]."""
-
-    def emitted_tokens(self, tokens: Tensor, num_accepted: Tensor, next_token: Tensor) -> Tensor:
-        """Lays out what a step emits as vLLM does: accepted draft tokens, the next token, then -1.
-
-        Args:
-            tokens: Packed nodes, int64 [M].
-            num_accepted: Accepted draft tokens, int32 [B].
-            next_token: int64 [B].
-
-        Returns:
-            int32 [B, D + 1].
-        """
-        next_token = next_token[:, None]
-        if self.max_depth == 0:
-            return next_token.to(torch.int32)
-        count = num_accepted[:, None]
-        rest = torch.where(self._steps == count, next_token, -1)
-        return torch.where(self._steps < count, tokens[self._after], rest).to(torch.int32)
 
 
 def step_layout(counts: tuple[int, ...], device: torch.device) -> StepLayout:
@@ -144,7 +125,7 @@ def verify_chains(
             tokens.clamp(min=0), layout.offsets, layout.sampled, chains.dist_index, logits, sampling, chains.sampled,
             None, seeds, roots, max_depth=depth, rule=rule,
         )  # fmt: skip
-    return layout.emitted_tokens(tokens, found[1], found[2]), found[1]
+    return tokens_after_path(tokens, *found[:3]), found[1]
 
 
 @lru_cache(maxsize=64)

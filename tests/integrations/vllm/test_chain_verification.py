@@ -17,19 +17,6 @@ from specdec_kernels import distribution_stats, rejection_verify_logits
 CPU = torch.device("cpu")
 
 
-def test_emitted_tokens_are_laid_out_as_vllm_does() -> None:
-    layout = step_layout((4, 1, 3), CPU)
-    tokens = torch.tensor([99, 10, 11, 12, 99, 99, 20, 21])
-    emitted = layout.emitted_tokens(tokens, torch.tensor([2, 0, 2], dtype=torch.int32), torch.tensor([7, 8, 9]))
-    assert emitted.tolist() == [[10, 11, 7, -1], [8, -1, -1, -1], [20, 21, 9, -1]]
-    everything = layout.emitted_tokens(tokens, torch.tensor([3, 0, 0], dtype=torch.int32), torch.tensor([7, 8, 9]))
-    assert everything.tolist() == [[10, 11, 12, 7], [8, -1, -1, -1], [9, -1, -1, -1]]
-    single = step_layout((1, 1), CPU).emitted_tokens(
-        tokens[:2], torch.zeros(2, dtype=torch.int32), torch.tensor([4, 5])
-    )
-    assert single.tolist() == [[4], [5]] and single.dtype == torch.int32
-
-
 def test_layouts_of_the_longest_chains_are_made_too() -> None:
     layout = step_layout((129, 129), CPU)
     assert layout.max_depth == 128 and layout.plan.first_child[127] == 128 and layout.plan.first_child[128] == -1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.fake_vllm import SamplerOutput, runner, sampling_metadata
+from oracles.fake_vllm import Drafter, SamplerOutput, runner, sampling_metadata
 
 from specdec_fast.integrations.vllm import draft_sampling
 from specdec_fast.integrations.vllm.draft_sampling import DraftSampling, why_not_sampled
@@ -159,23 +159,6 @@ def test_only_vllm_s_own_processors_may_count_as_inactive(generator: torch.Gener
     built_in = type("LogitBias", (Own,), {"__module__": "vllm.v1.sample.logits_processor.builtin"})
     processors.non_argmax_invariant = [built_in()]
     assert not needs_processing(made.input_batch.sampling_metadata)
-
-
-class Drafter:
-    """A draft model of vLLM: logits are its hidden states."""
-
-    method, num_speculative_tokens = "draft_model", 2
-
-    def __init__(self, pass_hidden_states_to_model: bool = False) -> None:
-        self.pass_hidden_states_to_model = pass_hidden_states_to_model
-        self.positions = torch.arange(100)
-        self.model = SimpleNamespace(compute_logits=lambda hidden: hidden)
-
-    def set_inputs_first_pass(self, places: torch.Tensor) -> tuple[int, torch.Tensor, None]:
-        return 0, places, None
-
-    def _sample_draft_tokens(self, hidden: torch.Tensor, metadata: Any) -> tuple[torch.Tensor, None]:
-        return hidden.argmax(-1), None
 
 
 @pytest.mark.parametrize("reads_states", [False, True])
