@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,37 @@ Progress = Callable[[str, int, int], None]
 """progress(job, done, total)."""
 
 
+PATIENCE = 120.0
+"""Seconds without a new text after which an engine is ended."""
+
+
 class EngineFailedError(Exception):
     """An engine cannot run in its interpreter; the message is its last line."""
+
+
+class _Patience:
+    """Kills a process that has said nothing for `seconds`."""
+
+    def __init__(self, process: subprocess.Popen[str], seconds: float) -> None:
+        self._process, self._seconds, self.ended = process, seconds, False
+        self._timer: threading.Timer | None = None
+        self.renew()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._process.kill()
+
+    def renew(self) -> None:
+        """Begins to wait anew."""
+        self.stop()
+        self._timer = threading.Timer(self._seconds, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop(self) -> None:
+        """Waits no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 @dataclass(frozen=True)
@@ -117,16 +147,22 @@ def _run(python: str, script: str, arguments: Sequence[str], progress: Progress 
             )
         except OSError as error:
             raise EngineFailedError(f"--python: got {python}, which cannot be started: {error.strerror}") from None
+        patience = _Patience(process, PATIENCE)
         with process:
             try:
                 assert process.stdout is not None
                 for line in process.stdout:
+                    patience.renew()
                     words = line.split()
                     if progress is not None and len(words) >= 4 and words[0] == "progress":
                         progress(" ".join(words[1:-2]), int(words[-2]), int(words[-1]))
             except BaseException:
                 process.kill()
                 raise
+            finally:
+                patience.stop()
+        if patience.ended:
+            raise EngineFailedError(f"no text in {PATIENCE:.0f} s")
         if process.returncode != 0:
             said.seek(0)
             lines = [line.strip() for line in said.read().splitlines() if line.strip()]
@@ -183,7 +219,7 @@ def record(
     more: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Answers:
-    """Runs jobs on an engine.
+    """Runs jobs on an engine. After a job that fails or has no new text for `PATIENCE`, a new process does the rest.
 
     Args:
         engine: Engine of `settings.ENGINES`.
@@ -200,32 +236,42 @@ def record(
     Raises:
         EngineFailedError: If the engine does not start.
     """
+    versions: dict[str, str] = {}
+    texts: dict[str, list[list[int]]] = {}
+    failures: dict[str, str] = {}
+    left = dict(jobs)
     with tempfile.TemporaryDirectory(prefix="specdec-engine-") as folder:
-        order = {
-            "models": pair.models,
-            "setting": {**setting.recorder, **(more or {})},
-            "jobs": {
-                name: {
-                    "prompts": [list(each) for each in job.prompts],
-                    "seeds": list(job.seeds),
-                    "sampling": dict(job.sampling),
-                    "count": job.count,
-                    "together": job.together,
-                }
-                for name, job in jobs.items()
-            },
-        }
         asked, answered = Path(folder) / "jobs.json", Path(folder) / "answers.json"
-        asked.write_text(json.dumps(order))
-        died = ""
-        try:
-            _run(python, "record.py", [engine, str(asked), str(answered)], progress)
-        except EngineFailedError as error:
-            if not answered.exists():
-                raise
-            died = str(error)  # the jobs before it are not lost
-        found = json.loads(answered.read_text())
-    texts = {name: each["texts"] for name, each in found["jobs"].items() if "texts" in each}
-    failures = {name: each["failed"] for name, each in found["jobs"].items() if "failed" in each}
-    failures |= {name: f"the engine ended: {died}" for name in jobs if name not in found["jobs"]}
-    return Answers(found["versions"], texts, failures)
+        while True:
+            order = {"models": pair.models, "setting": {**setting.recorder, **(more or {})}}
+            asked.write_text(json.dumps({**order, "jobs": {name: _as_json(job) for name, job in left.items()}}))
+            answered.unlink(missing_ok=True)
+            died = ""
+            try:
+                _run(python, "record.py", [engine, str(asked), str(answered)], progress)
+            except EngineFailedError as error:
+                if not answered.exists() and not versions:
+                    raise
+                died = f"the engine ended: {error}"
+            found: Any = json.loads(answered.read_text()) if answered.exists() else {"versions": versions, "jobs": {}}
+            versions = found["versions"]
+            texts |= {name: each["texts"] for name, each in found["jobs"].items() if "texts" in each}
+            failures |= {name: each["failed"] for name, each in found["jobs"].items() if "failed" in each}
+            left = {name: job for name, job in left.items() if name not in found["jobs"]}
+            if left and died:
+                at_work = next(iter(left))
+                del left[at_work]
+                failures[at_work] = died
+            if not left:
+                return Answers(versions, texts, failures)
+
+
+def _as_json(job: Job) -> dict[str, Any]:
+    """A job as `scripts/record.py` reads it."""
+    return {
+        "prompts": [list(each) for each in job.prompts],
+        "seeds": list(job.seeds),
+        "sampling": dict(job.sampling),
+        "count": job.count,
+        "together": job.together,
+    }

@@ -10,7 +10,7 @@ from typing import Any
 from specdec_fast.lab.engines.verdict import DID_NOT_RUN, LEVEL
 
 RESULTS = "engines.json"
-_HEADINGS = ("setting", "sampling", "TV (limit)", "p", "verdict", "greedy", "seeds", "batch")
+_HEADINGS = ("setting", "sampling", "TV (limit)", "first token", "p", "verdict", "greedy", "seeds", "batch")
 
 
 def key_of(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def cells_of(row: Mapping[str, Any]) -> list[str]:
-    """Returns the cells of a row: setting, sampling, distance, p-value, verdict, greedy texts, seeds, batch."""
+    """Returns the cells of a row: setting, sampling, distances, p-value, verdict, greedy texts, seeds, batch."""
     distance = "-" if row["distance"] is None else f"{row['distance']:.3f} ({row['limit']:.3f})"
     batch = row["sampled_batch"] or row["greedy_batch"]
     kind = "" if batch is None or row["sampled_batch"] else " greedy"
@@ -113,6 +113,7 @@ def cells_of(row: Mapping[str, Any]) -> list[str]:
         f"`{row['setting']}`: {row['summary']}",
         _sampling(row["sampling"]),
         distance,
+        "-" if row.get("first_at_most") is None else f"≤ {row['first_at_most']:.3f}",
         "-" if row["p_value"] is None else _p_value(row["p_value"]),
         f"**{row['verdict']}**" if row["verdict"] == "differs" else str(row["verdict"]),
         _share(row["greedy"]),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_fast.lab.count_distances import total_variation
+from specdec_fast.lab.count_distances import certified_distance, total_variation
 from specdec_fast.lab.engines.recording import Answers, Job, Pair
 from specdec_fast.lab.engines.settings import Setting
 from specdec_fast.lab.rational_oracle import dist_of_logits
@@ -40,6 +40,7 @@ class Row:
         draws: Number of drawn texts.
         distance: Total variation between the counts of the first three tokens and their exact distribution.
         limit: 99.9% quantile of that distance for draws from the exact distribution. Counts have some distance always.
+        first_at_most: Bound on the true total variation of the first token, with 99.9% confidence.
         p_value: Smallest p-value of chi-square tests of one, two and three tokens, times three (Bonferroni).
         greedy: (equal, all): texts at temperature 0 that equal the target's greedy text.
         seeds: (equal, all): sampled texts that are the same in a second run.
@@ -59,6 +60,7 @@ class Row:
     draws: int = 0
     distance: float | None = None
     limit: float | None = None
+    first_at_most: float | None = None
     p_value: float | None = None
     greedy: tuple[int, int] | None = None
     seeds: tuple[int, int] | None = None
@@ -205,10 +207,12 @@ def _tested(texts: Sequence[Sequence[int]], joint: np.ndarray) -> dict[str, Any]
 
     # triples alone have little power: an error in the first token is spread over many bins
     parts = [p_value_of(counts.sum(axes), joint.sum(axes)) for axes in ((1, 2), (2,), ())]
+    first = np.append(counts.sum((1, 2)), lost)
     found: dict[str, Any] = {
         "draws": len(texts),
         "distance": total_variation(counts / len(texts), joint) + lost / len(texts) / 2,
         "limit": distance_limit(joint, len(texts)),
+        "first_at_most": certified_distance(first, np.append(joint.sum((1, 2)), 0.0)),
         "p_value": min(1.0, len(parts) * min(parts)),
     }
     if lost:

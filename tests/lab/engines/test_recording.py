@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from specdec_fast.lab.engines import recording
 from specdec_fast.lab.engines.recording import EngineFailedError, Job, Pair, build_pair, installed_version, record
 from specdec_fast.lab.engines.scripts.record import CallableRecorder, TransformersRecorder
 from specdec_fast.lab.engines.settings import settings_of
@@ -31,6 +32,14 @@ def dies(models):
         if temperature == 0:
             import os
             os._exit(9)
+        return [[0] * max_new_tokens for _ in prompts]
+    return sample
+
+def stalls(models):
+    def sample(prompts, seeds, max_new_tokens, temperature, **more):
+        if temperature == 0:
+            import time
+            time.sleep(60)
         return [[0] * max_new_tokens for _ in prompts]
     return sample
 
@@ -62,11 +71,16 @@ def test_a_sampler_of_ones_own_answers_in_a_process_of_its_own(pair: Pair) -> No
 
 
 @pytest.mark.usefixtures("samplers")
-def test_an_engine_that_dies_loses_its_last_job_alone(pair: Pair) -> None:
-    jobs = {"draws 0": Job([[1]], [1], SAMPLED, 3, True), "greedy": Job([[1]], [1], GREEDY, 3, False)}
-    found = record("callable", SAMPLER, pair, jobs, more={"sampler": "mine:dies"})
-    assert found.texts == {"draws 0": [[0, 0, 0]]}
-    assert found.failures == {"greedy": "the engine ended: exit status 9"}
+@pytest.mark.parametrize(("sampler", "reason"), [("dies", "exit status 9"), ("stalls", "no text in 5 s")])
+def test_an_engine_that_dies_or_stalls_loses_its_jobs_alone(
+    pair: Pair, sampler: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "PATIENCE", 5.0)
+    sampled, greedy = Job([[1]], [1], SAMPLED, 3, True), Job([[1]], [1], GREEDY, 3, False)
+    jobs = {"draws 0": sampled, "greedy": greedy, "draws 1": sampled, "batch": greedy}
+    found = record("callable", SAMPLER, pair, jobs, more={"sampler": f"mine:{sampler}"})
+    assert found.texts == {"draws 0": [[0, 0, 0]], "draws 1": [[0, 0, 0]]}
+    assert found.failures == dict.fromkeys(["greedy", "batch"], f"the engine ended: {reason}")
 
 
 @pytest.mark.usefixtures("samplers")

@@ -32,6 +32,7 @@ def test_tables_show_what_was_found() -> None:
     good = row(
         distance=0.0312,
         limit=0.05,
+        first_at_most=0.081,
         p_value=0.25,
         greedy=(8, 8),
         seeds=(16, 16),
@@ -41,8 +42,8 @@ def test_tables_show_what_was_found() -> None:
     bad = row("ngram", distance=0.7, limit=0.05, p_value=0.0, greedy=(8, 8), verdict="differs", note="Known.")
     table = as_markdown([good, bad, row("draft", reason="no draft")])
     assert "### vllm 1.0, torch 2" in table
-    assert "| `plain`: no drafts | T 0.9 | 0.031 (0.050) | 0.25 | matches | 8/8 | 16/16 | 15/16 |" in table
-    assert "| 0.700 (0.050) | < 1e-05 | **differs** | 8/8 | - | - |" in table
+    assert "| `plain`: no drafts | T 0.9 | 0.031 (0.050) | ≤ 0.081 | 0.25 | matches | 8/8 | 16/16 | 15/16 |" in table
+    assert "| 0.700 (0.050) | - | < 1e-05 | **differs** | 8/8 | - | - |" in table
     assert "- `ngram`: Known." in table and "- `draft` did not run: no draft" in table
 
 

@@ -55,6 +55,7 @@ def test_a_right_sampler_matches(pair: Pair) -> None:
     found = row(pair, answers(pair))
     assert found.verdict == "matches" and found.p_value is not None and found.p_value > LEVEL
     assert found.distance is not None and found.limit is not None and found.distance < found.limit
+    assert found.first_at_most is not None and found.first_at_most < 0.15
     assert (found.greedy, found.seeds, found.greedy_batch, found.sampled_batch) == ((8, 8), (16, 16), (8, 8), (16, 16))
 
 
@@ -63,6 +64,8 @@ def test_a_sampler_that_ignores_top_p_differs(pair: Pair) -> None:
     found = row(pair, answers(pair, **{"draws 0": wrong}))
     assert found.verdict == "differs" and found.p_value is not None and found.p_value < LEVEL
     assert found.distance is not None and found.limit is not None and found.distance > found.limit
+    exact, true = (exact_joint(pair.logits, SAMPLING | more).sum((1, 2)) for more in ({}, {"top_p": 1.0}))
+    assert found.first_at_most is not None and found.first_at_most > np.abs(exact - true).sum() / 2, "the bound holds"
 
 
 def test_right_marginals_with_a_wrong_joint_distribution_differ(pair: Pair) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -172,24 +173,28 @@ RECORDERS: dict[str, Callable[[dict[str, str], dict[str, Any]], Any]] = {
 
 
 def main(engine: str, jobs: Path, answers: Path) -> None:
-    """Runs the jobs of a file and writes their answers, those so far after each of them."""
+    """Runs the jobs of a file until one fails. Writes their answers, those so far after each of them."""
     order = json.loads(jobs.read_text())
     recorder = RECORDERS[engine](order["models"], order["setting"])
     found: dict[str, Any] = {"versions": recorder.versions, "jobs": {}}
     answers.write_text(json.dumps(found))
     for name, job in order["jobs"].items():
         texts: list[list[int]] = []
+        said = time.monotonic()
         try:
             for text in recorder.texts(**job):
                 texts.append(text)
-                if len(texts) % 50 == 0:
+                if len(texts) % 50 == 0 or time.monotonic() - said > 5:
                     print(f"progress {name} {len(texts)} {len(job['prompts'])}", flush=True)
+                    said = time.monotonic()
             found["jobs"][name] = {"texts": texts}
         except Exception as error:  # a job that cannot run is a result
             found["jobs"][name] = {"failed": f"{type(error).__name__}: {error}"}
         part = answers.with_suffix(".part")
         part.write_text(json.dumps(found))
         part.replace(answers)
+        if "failed" in found["jobs"][name]:
+            break  # the engine may be in any state: a new process does the other jobs
 
 
 if __name__ == "__main__":
