@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import time
 from collections.abc import AsyncIterator
@@ -43,8 +44,25 @@ class Texts:
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 yield piece
 
-    async def process_id(self) -> int:
-        return os.getpid()
+    async def state(self) -> dict[str, Any]:
+        """Returns the replica's process id, and whether it has no request."""
+        return {"process_id": os.getpid(), "idle": self.engine.idle}
+
+
+def read(body: bytes) -> tuple[str, bool, SamplingParams]:
+    """Reads a request: its prompt, whether it wants pieces, and its parameters, with one seed for all tries."""
+    options = json.loads(body)
+    if not isinstance(options, dict) or not isinstance(options.get("prompt"), str):
+        raise ValueError('got no "prompt"; expected a JSON object with a text as its "prompt"')
+    prompt, streams = options.pop("prompt"), bool(options.pop("stream", False))
+    return prompt, streams, SamplingParams(**options).with_seed()
+
+
+async def joined(first: str, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yields the first piece of a text, then the others."""
+    yield first
+    async for piece in pieces:
+        yield piece
 
 
 class Front:
@@ -54,16 +72,16 @@ class Front:
         self.texts = texts.options(stream=True, method_name="stream")
 
     async def __call__(self, request: Request) -> Response:
-        options = await request.json()
-        prompt, streams = options.pop("prompt"), options.pop("stream", False)
         try:
-            params = SamplingParams(**options).with_seed()  # one seed for all tries
+            prompt, streams, params = read(await request.body())
+            pieces = self.stream(prompt, params)
+            first = await anext(pieces, "")  # the engine has accepted the request
         except (TypeError, ValueError) as error:
-            return JSONResponse({"error": str(error)}, status_code=400)
-        pieces = self.stream(prompt, params)
+            return JSONResponse({"error": str(getattr(error, "cause", error))}, status_code=400)
         if streams:
-            return StreamingResponse(pieces, media_type="text/plain; charset=utf-8")
-        return JSONResponse({"text": "".join([piece async for piece in pieces]), "seed": params.seed})
+            return StreamingResponse(joined(first, pieces), media_type="text/plain; charset=utf-8")
+        text = "".join([piece async for piece in joined(first, pieces)])
+        return JSONResponse({"text": text, "seed": params.seed})
 
     async def stream(self, prompt: str, params: SamplingParams) -> AsyncIterator[str]:
         """Yields a text once, whatever happens to replicas: a new try begins with what was yielded before."""

@@ -54,7 +54,7 @@ def replicas(handle: Any) -> set[int]:
     end = time.monotonic() + 60
     while len(found) < 2:
         assert time.monotonic() < end
-        found.add(handle.process_id.remote().result())
+        found.add(handle.state.remote().result()["process_id"])
     return found
 
 
@@ -93,10 +93,54 @@ def test_a_killed_replica_loses_no_text(served: tuple[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_unseeded_requests_get_a_seed_and_wrong_ones_an_answer(served: tuple[str, Any]) -> None:
+def test_unseeded_requests_get_a_seed(served: tuple[str, Any]) -> None:
     address, _ = served
     first = httpx.post(address, json={"prompt": "In the beginning", "max_new_tokens": 9}, timeout=60).json()
     again = {"prompt": "In the beginning", "max_new_tokens": 9, "seed": first["seed"]}
     assert httpx.post(address, json=again, timeout=60).json() == first
-    wrong = httpx.post(address, json={"prompt": "a", "temperature": -1}, timeout=60)
-    assert wrong.status_code == 400 and "temperature" in wrong.json()["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": "a", "temperature": -1}, "temperature"),
+        ({"prompt": "a", "max_token": 4}, "max_token"),
+        ({"prompt": "a " * 5000}, "context limit of 2048"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({}, "prompt"),
+    ],
+)
+def test_wrong_requests_get_an_answer(served: tuple[str, Any], body: dict[str, Any], words: str, stream: bool) -> None:
+    answer = httpx.post(served[0], json={**body, "stream": stream}, timeout=60)
+    assert answer.status_code == 400 and words in answer.json()["error"]
+    assert "Traceback" not in answer.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_body_that_is_not_json_gets_an_answer(served: tuple[str, Any]) -> None:
+    answer = httpx.post(served[0], content=b"{", timeout=60)
+    assert answer.status_code == 400 and answer.json()["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_requests_of_clients_that_leave_end(served: tuple[str, Any]) -> None:
+    """Their texts would take minutes."""
+    address, handle = served
+    for at in range(4):
+        body = {"prompt": "In the beginning", "seed": at, "max_new_tokens": 1500, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", address, json=body, timeout=60) as answer:
+            next(answer.iter_text())
+    end = time.monotonic() + 30
+    idle: set[int] = set()
+    while len(idle) < 2:
+        assert time.monotonic() < end, "a request goes on although its client has left"
+        state = handle.state.remote().result()
+        idle = idle | {state["process_id"]} if state["idle"] else idle - {state["process_id"]}
+        time.sleep(0.05)
+    again = httpx.post(address, json={"prompt": "In the beginning", "seed": 1, "max_new_tokens": 5}, timeout=60)
+    assert again.status_code == 200 and again.json()["text"]
