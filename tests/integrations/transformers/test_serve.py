@@ -102,9 +102,6 @@ def test_chat_requests_are_streamed_speculatively(served: tuple[str, Path, Path]
     steps = trace.read_text().split("\n")
     assert steps[0] == "draft_model 1"
     assert len(steps) < 2 * 24, "the server decodes one token per step"
-    events = stream(address, model, TEXTS[0], temperature=0.7, max_tokens=400)
-    next(events)
-    events.close()  # a client that leaves
     body = {
         "model": str(model),
         "messages": [{"role": "user", "content": TEXTS[0]}],
@@ -113,3 +110,27 @@ def test_chat_requests_are_streamed_speculatively(served: tuple[str, Path, Path]
     }
     answer = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=120).json()
     assert answer["choices"][0]["message"]["content"] == handles[0].text
+
+
+@pytest.mark.slow
+def test_the_text_of_a_client_that_leaves_ends(served: tuple[str, Path, Path]) -> None:
+    address, model, trace = served
+
+    def steps_of(tokens: int, leaves: bool) -> int:
+        """The engine's steps of a sampled text, once there are no more."""
+        before = len(trace.read_text().splitlines()) if trace.exists() else 0
+        events = stream(address, model, TEXTS[0], temperature=0.7, max_tokens=tokens)
+        if leaves:
+            next(events)
+            events.close()
+        else:
+            text_of(events)
+        found = -1
+        while (now := len(trace.read_text().splitlines()) - before) != found:
+            found = now
+            time.sleep(1)
+        return found
+
+    whole, left = steps_of(300, leaves=False), steps_of(1500, leaves=True)
+    assert 0 < left < whole, "the text went on without its client"
+    assert text_of(stream(address, model, TEXTS[1], temperature=0, max_tokens=8))
