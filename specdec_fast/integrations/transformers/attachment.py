@@ -136,7 +136,7 @@ class Attachment:
         """
         if reason not in self._reasons:
             self._reasons.add(reason)
-            log.warning("generate: got %s; transformers runs such calls, without speculation of ours", reason)
+            log.warning("generate: got %s; transformers runs such calls instead of the engine", reason)
         with self.engine.lock:
             self.lend_attention()
             yield

@@ -33,6 +33,7 @@ class RetrievalDrafter:
 
     Attributes:
         name: Key of the drafter.
+        needs_rule: The drafter learns from logits that only the plugin sees, under a rule.
         cross_request: Drafts of one request may depend on the texts of others.
 
     Raises:
@@ -45,7 +46,8 @@ class RetrievalDrafter:
         settings = read_settings(vllm_config.additional_config)
         rule = None if settings is None else settings.rule
         drafter_class = get_drafter(self.name)
-        if drafter_class.needs.logits and rule is None:
+        self.needs_rule = drafter_class.needs.logits
+        if self.needs_rule and rule is None:
             raise ValueError(
                 f"drafter {self.name}: got no rule; expected one, since the drafter learns from logits that only the "
                 'plugin sees; pass additional_config={"specdec": {"rule": "replay"}}'
@@ -82,7 +84,7 @@ class RetrievalDrafter:
             logits: The target's logits, [M, V].
         """
         self._view.batch = batch
-        if not self._drafter.needs.logits:
+        if not self.needs_rule:
             return
         rows = [self._view.row_of(each) for each in batch.request_ids]
         packed, chains, start = tokens.tolist(), [], 0

@@ -65,23 +65,32 @@ def process_logits(runner: Any, logits: Tensor, metadata: Any, drafts: Any) -> T
     return found
 
 
-def temper_logits(logits: Tensor, metadata: Any) -> Tensor | None:
+def temper_logits(logits: Tensor, metadata: Any) -> tuple[Tensor, Tensor] | None:
     """Applies vLLM's processors that act after temperature, such as min-p, to a step without drafts.
+
+    A request without such processors keeps its own logits and temperature. So its replayed text does not depend on the
+    requests beside it, not even by rounding.
 
     Args:
         logits: [B, V]; they are not changed.
         metadata: `SamplingMetadata`.
 
     Returns:
-        Logits divided by the temperature and processed, float32 [B, V]. None if no such processor is in use.
+        Processed logits, float32 [B, V], and the temperatures that remain to be applied, [B]. None if no such processor
+        is in use.
     """
     active = [each for each in metadata.logitsprocs.argmax_invariant if _is_active(each)]
     if not active or metadata.temperature is None:
         return None
-    tempered = logits / _divisors(metadata.temperature[: logits.shape[0]])[:, None]
+    temperature = metadata.temperature[: logits.shape[0]]
+    before = logits.float() / _divisors(temperature)[:, None]
+    after = before.clone()
     for processor in active:
-        tempered = processor.apply(tempered)
-    return tempered
+        after = processor.apply(after)
+    changed = (after != before).any(1)
+    wanted = temperature.float().masked_fill(temperature < GREEDY_BELOW, 0.0)
+    remaining = torch.where(changed, (wanted > 0).float(), wanted)
+    return torch.where(changed[:, None], after, logits.float()), remaining
 
 
 def _divisors(temperature: Tensor) -> Tensor:

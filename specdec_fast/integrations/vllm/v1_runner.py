@@ -86,6 +86,9 @@ def attach(runner: Any, module: Any, stock_sample: Any) -> None:
             return
     except Exception as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
+    drafter: Any = getattr(runner, "drafter", None)
+    if getattr(drafter, "needs_rule", False):
+        reason += f"; drafter {drafter.name} drafts nothing without the plugin's rule"
     log.warning("specdec is off, and vLLM's own sampler runs: %s", reason)
 
 

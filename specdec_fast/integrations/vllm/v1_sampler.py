@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.core.request_seeds import request_seed
 from specdec_fast.integrations.vllm.chain_verification import (
     Chains,
@@ -110,7 +111,7 @@ class V1Sampler:
         parameters = batch.parameters
         tempered = temper_logits(logits, metadata)
         if tempered is not None:
-            logits, parameters = tempered, ((parameters[0] > 0).float(), *parameters[1:])
+            logits, parameters = tempered[0], (tempered[1], *parameters[1:])
         if self._rule == "replay":
             inv_t, _, cut, tie_id = distribution_stats(logits, *parameters)
             return replay_sample(logits, inv_t, cut, tie_id, batch.seeds, roots + 1).to(torch.int32)[:, None]
@@ -139,7 +140,7 @@ class V1Sampler:
             return
         unknown = [each not in greedy for each in batch.request_ids]
         if any(unknown):
-            of_row = torch.tensor(unknown, device=chains.tokens.device)
+            of_row = host_to_device(unknown, torch.bool, chains.tokens.device)
             chains.tokens.masked_fill_(of_row[chains.layout.row_of], -1)
 
     def _add_probabilities(self, chains: Chains, drafts: Any, batch: RequestBatch) -> None:

@@ -44,6 +44,12 @@ def test_two_tensor_parallel_ranks_give_the_same_texts(engines: Engines) -> None
     assert first == second and len({seed for _, seed in first}) == len(first)
 
 
+def test_two_tensor_parallel_ranks_accept_the_same_sampled_drafts(engines: Engines) -> None:
+    """Rule `rejection` compares distributions of drafts, which each rank keeps for itself."""
+    parallel = engines("rejection", "sampled", tensor_parallel_size=2, distributed_executor_backend="mp")
+    assert generate(parallel, *requests(16)) == generate(engines("rejection", "sampled"), *requests(16))
+
+
 def test_the_example_runs() -> None:
     """With vLLM's defaults: the engine is a process of its own."""
     command = [sys.executable, str(ROOT / "examples" / "vllm_plugin.py")]

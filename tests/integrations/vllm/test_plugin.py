@@ -186,6 +186,22 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
+def test_a_drafter_that_needs_the_rule_is_named_if_there_is_none(caplog: Log) -> None:
+    module = fake_module()
+    drafter = SimpleNamespace(needs_rule=True, name="recycling")
+    init = module.GPUModelRunner.__init__
+
+    def with_drafter(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self.drafter = drafter
+
+    module.GPUModelRunner.__init__ = with_drafter
+    v1_runner.prepare(module)
+    engine(module, {"specdec": {"rule": "block"}}, num_speculative_tokens=129)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.endswith("drafter recycling drafts nothing without the plugin's rule")
+
+
 @pytest.mark.parametrize(("asked", "speculation", "message"), REFUSED)
 def test_what_cannot_be_served_is_said_once_and_vllm_goes_on(
     caplog: Log, asked: Any, speculation: Any, message: str

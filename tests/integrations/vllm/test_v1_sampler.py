@@ -11,7 +11,7 @@ from oracles.fake_vllm import Drafter, SamplerOutput, runner, sampling_metadata
 
 from specdec_fast.integrations.vllm import draft_sampling
 from specdec_fast.integrations.vllm.draft_sampling import DraftSampling, why_not_sampled
-from specdec_fast.integrations.vllm.logits_processing import needs_processing
+from specdec_fast.integrations.vllm.logits_processing import needs_processing, temper_logits
 from specdec_fast.integrations.vllm.v1_sampler import V1Sampler
 from specdec_kernels import distribution_stats, replay_sample
 
@@ -159,6 +159,26 @@ def test_only_vllm_s_own_processors_may_count_as_inactive(generator: torch.Gener
     built_in = type("LogitBias", (Own,), {"__module__": "vllm.v1.sample.logits_processor.builtin"})
     processors.non_argmax_invariant = [built_in()]
     assert not needs_processing(made.input_batch.sampling_metadata)
+
+
+def test_a_request_does_not_notice_the_min_p_of_its_neighbour(generator: torch.Generator) -> None:
+    """The kernel gets its own logits and temperature: divided logits would differ by rounding."""
+
+    class MinP:
+        """Masks the first request, as vLLM's own would."""
+
+        def apply(self, logits: torch.Tensor) -> torch.Tensor:
+            logits[0] = logits[0].masked_fill(logits[0] < logits[0].max() - 0.1, -torch.inf)
+            return logits
+
+    logits = torch.randn(3, V, generator=generator).bfloat16()
+    metadata = sampling_metadata(TEMPERATURES)
+    metadata.logitsprocs.argmax_invariant = [MinP()]
+    processed, temperature = temper_logits(logits, metadata) or ()
+    assert torch.equal(processed[1:], logits[1:].float()) and torch.isinf(processed[0]).any()
+    assert temperature.tolist() == pytest.approx([1, 0, TEMPERATURES[2]])
+    emitted = V1Sampler(runner(SEEDS, metadata, LENGTHS)[0], "replay", SamplerOutput).sample(logits, None)
+    assert emitted.sampled_token_ids[1:, 0].tolist() == [plain_choice(logits[row].float(), row, 0) for row in (1, 2)]
 
 
 @pytest.mark.parametrize("reads_states", [False, True])
