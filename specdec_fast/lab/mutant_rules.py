@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specdec_fast.lab.mutant_states import (
-    after_a_rejection,
     last_token_at_the_edge,
     ranks_draw_their_own_seeds,
     read_first_column_after_no_drafts,
@@ -26,12 +25,13 @@ from specdec_fast.lab.mutant_steps import (
     accept_probability,
     accept_typical,
     accept_with_the_sampling_uniform,
+    after_a_rejection,
     at_half_temperature,
     block_of_two,
     ignore_end_inside_step,
-    keep_rejected_cache,
     likeliest,
     normalised,
+    of_other_text,
     penalise_rejected,
     point_mass,
     positive_part,
@@ -211,14 +211,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "stale keys and values",
         "The keys and values of a rejected token stay in the cache.",
         "cache not rolled back",
-        keep_rejected_cache,
+        of_other_text(lambda context, rejected, recovered: (*context, rejected)),
         noticed_by="joint distribution",
     ),
     Mutant(
         "rejected draft is penalised",
         "The repetition penalty also counts a rejected draft token.",
         "vmlx-swift #357",
-        penalise_rejected,
+        after_a_rejection(penalise_rejected),
         noticed_by="joint distribution",
     ),
     Mutant(
@@ -271,7 +271,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "state of rejected tokens stays",
         "After a rejection, the state holds the rejected token as well as the recovered one.",
         "transformers #49036, z-lab/dflash #172",
-        after_a_rejection(lambda context, rejected, recovered: (*context, rejected, recovered)),
+        of_other_text(lambda context, rejected, recovered: (*context, rejected, recovered)),
         noticed_by="joint distribution",
     ),
     Mutant(
@@ -285,7 +285,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "rollback is applied again",
         "The rollback of a rejection is applied again in the next step, which removes the recovered token.",
         "llama-cpp-turboquant #352",
-        after_a_rejection(lambda context, rejected, recovered: context),
+        of_other_text(lambda context, rejected, recovered: context),
         noticed_by="joint distribution",
     ),
     Mutant(

@@ -7,13 +7,12 @@ Tests: tests/lab/test_kill_matrix.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from specdec_fast.lab.mutant_steps import (
     Distribution,
     ModelPair,
     Outcomes,
-    Step,
     accept_probability,
     normalised,
     point_mass,
@@ -23,28 +22,6 @@ from specdec_fast.lab.rational_oracle import Text
 
 LAST_UNIFORMS = 129 / 2**32
 """Chance of a uniform of exactly 1, if 32 random bits are divided by 2**32 - 1 and rounded to float32."""
-
-
-def after_a_rejection(state: Callable[[Text, int, int], Text]) -> Step:
-    """Returns a step with a wrong state: the token after the recovered one follows another text than the one emitted.
-
-    Args:
-        state: Returns the text that the state holds, from the context, the rejected and the recovered token.
-    """
-
-    def step(models: ModelPair, context: Text) -> Outcomes:
-        p, q = models.p(context), models.q(context)
-        for token, chance in enumerate(q):
-            accepted = accept_probability(p, q, token)
-            if chance and accepted:
-                yield chance * accepted, (token,)
-            if chance and accepted < 1:
-                for other, weight in enumerate(normalised(positive_part(p, q))):
-                    for after, w in enumerate(models.p(state(context, token, other))):
-                        if weight * w:
-                            yield chance * (1 - accepted) * weight * w, (other, after)
-
-    return step
 
 
 def read_first_column_after_no_drafts(models: ModelPair, context: Text) -> Outcomes:

@@ -154,35 +154,42 @@ def rounded_to_bfloat16(q: Distribution) -> Distribution:
     return [math.ldexp(round(math.ldexp(m, 8)), e - 8) for m, e in map(math.frexp, q)]
 
 
-def keep_rejected_cache(models: ModelPair, context: Text) -> Outcomes:
-    """After a rejection, the token after the recovered one is conditioned on the rejected token."""
-    p, q = models.p(context), models.q(context)
-    for token, chance in enumerate(q):
-        accepted = accept_probability(p, q, token)
-        if chance and accepted:
-            yield chance * accepted, (token,)
-        rest = positive_part(p, q)
-        if chance and accepted < 1:
-            for other, weight in enumerate(normalised(rest)):
-                for after, w in enumerate(models.p((*context, token))):
-                    if weight * w:
-                        yield chance * (1 - accepted) * weight * w, (other, after)
+def after_a_rejection(after: Callable[[ModelPair, Text, int, int], Distribution]) -> Step:
+    """Returns a step that is right but for the token after a recovered one.
+
+    Args:
+        after: Returns the distribution of that token, from the models, the context, the rejected and the recovered
+            token.
+    """
+
+    def step(models: ModelPair, context: Text) -> Outcomes:
+        p, q = models.p(context), models.q(context)
+        for token, chance in enumerate(q):
+            accepted = accept_probability(p, q, token)
+            if chance and accepted:
+                yield chance * accepted, (token,)
+            if chance and accepted < 1:
+                for other, weight in enumerate(normalised(positive_part(p, q))):
+                    for following, w in enumerate(after(models, context, token, other)):
+                        if weight * w:
+                            yield chance * (1 - accepted) * weight * w, (other, following)
+
+    return step
 
 
-def penalise_rejected(models: ModelPair, context: Text) -> Outcomes:
-    """After a rejection, the token after the recovered one penalises the rejected token."""
-    p, q = models.p(context), models.q(context)
-    for token, chance in enumerate(q):
-        accepted = accept_probability(p, q, token)
-        if chance and accepted:
-            yield chance * accepted, (token,)
-        if chance and accepted < 1:
-            for other, weight in enumerate(normalised(positive_part(p, q))):
-                dist = models.p((*context, other))
-                changed = [w / 2 if v == token else w for v, w in enumerate(dist)]
-                for after, w in enumerate(normalised(changed)):
-                    if weight * w:
-                        yield chance * (1 - accepted) * weight * w, (other, after)
+def of_other_text(state: Callable[[Text, int, int], Text]) -> Step:
+    """Returns a step in which the token after a recovered one follows a wrong text.
+
+    Args:
+        state: Returns this text, from the context, the rejected and the recovered token.
+    """
+    return after_a_rejection(lambda models, context, rejected, recovered: models.p(state(context, rejected, recovered)))
+
+
+def penalise_rejected(models: ModelPair, context: Text, rejected: int, recovered: int) -> Distribution:
+    """The distribution after a recovered token, with a penalty on the rejected one."""
+    dist = models.p((*context, recovered))
+    return normalised([w / 2 if token == rejected else w for token, w in enumerate(dist)])
 
 
 def use_dist_of_sibling(models: ModelPair, context: Text) -> Outcomes:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,22 +105,27 @@ def test_the_requested_torch_is_not_replaced(tmp_path: Path, root: Path, own: bo
     assert ["requirements/triton.txt" in line for line in wanted] == [False, not own, False]
 
 
+def asked_for(checkout: Path, target: str, noted: str, words: str) -> Callable[..., tuple[int, bool]]:
+    """Returns a function that makes a target: how often packages were asked for so far, and whether it says `words`."""
+    env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
+
+    def make(*options: str) -> tuple[int, bool]:
+        command = ["make", target, "VENV=env", "PYTHON=env/bin/python", *options]
+        done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        asked = checkout / noted
+        return len(asked.read_text().splitlines()) if asked.exists() else 0, words in done.stdout
+
+    return make
+
+
 @NEEDS_MAKE
 def test_real_models_are_optional(tmp_path: Path) -> None:
     """Without them the environment is ready all the same; each call tries again until they are installed."""
     fake_checkout(tmp_path, python=PIP)
     for name in ("test", "triton", "docs", "real", "ray", "vllm"):
         (tmp_path / f"requirements/{name}.txt").touch()
-    env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
-
-    def make(*options: str) -> tuple[int, bool]:
-        """Returns how often the models were asked for so far, and whether the lane is said to be skipped."""
-        command = ["make", "environment", "VENV=env", "PYTHON=env/bin/python", *options]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        asked = tmp_path / "models"
-        return len(asked.read_text().splitlines()) if asked.exists() else 0, "so lane-real is skipped" in done.stdout
-
+    make = asked_for(tmp_path, "environment", "models", "so lane-real is skipped")
     assert make("MODELS=no") == (0, False)
     (tmp_path / "offline").touch()
     assert make() == (1, True)
@@ -139,16 +145,7 @@ def test_vllm_is_optional(tmp_path: Path) -> None:
     program.parent.mkdir(parents=True)
     program.write_text(PIP)
     program.chmod(0o755)
-    env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
-
-    def make(*options: str) -> tuple[int, bool]:
-        """Returns how often vLLM was asked for so far, and whether the suite is said to be skipped."""
-        command = ["make", "lane-vllm", "VENV=env", "PYTHON=env/bin/python", *options]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        asked = tmp_path / "engines"
-        return len(asked.read_text().splitlines()) if asked.exists() else 0, "is not installed: skipped" in done.stdout
-
+    make = asked_for(tmp_path, "lane-vllm", "engines", "is not installed: skipped")
     assert make("ENGINES=no") == (0, True)
     (tmp_path / "offline").touch()
     assert make() == (1, True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.noisy_oracle import NoisyChain
+from oracles.threads import together
 
 from specdec_fast import Draft, Engine, SamplingParams
 from specdec_fast.adaptive.budget import Fixed
@@ -51,21 +52,8 @@ def engine(rank: int, exchange: Exchange, drafter: Any = None, **options: Any) -
 
 def on_both(run: Callable[[int, Exchange], Any]) -> list[Any]:
     """Runs a function on two ranks. Returns their results, or what they raised."""
-    exchange, found = Exchange(), [None, None]
-
-    def keep(rank: int) -> None:
-        try:
-            found[rank] = run(rank, exchange)
-        except BaseException as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=keep, args=(rank,), daemon=True) for rank in range(2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-        assert not each.is_alive()
-    return found
+    exchange = Exchange()
+    return together(*(lambda rank=rank: run(rank, exchange) for rank in range(2)))  # type: ignore[misc]
 
 
 def chain(rank: int = 0) -> NoisyChain:

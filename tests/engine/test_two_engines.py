@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from oracles import heads, models
+from oracles.threads import together
 
 from specdec_fast import Engine, SamplingParams, load
 
@@ -19,25 +19,6 @@ SHARED: dict[str, Any] = {"max_rows": 3, "max_length": 128}
 
 def tokens(engine: Engine) -> list[list[int]]:
     return [handle.tokens for handle in engine.generate(PROMPTS, PARAMS)]
-
-
-def together(*work: Callable[[], Any]) -> list[Any]:
-    """Runs each function in its own thread. Returns what they returned or raised."""
-    found: list[Any] = [None] * len(work)
-
-    def run(at: int) -> None:
-        try:
-            found[at] = work[at]()
-        except BaseException as error:
-            found[at] = error
-
-    threads = [threading.Thread(target=run, args=(at,), daemon=True) for at in range(len(work))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-        assert not each.is_alive()
-    return found
 
 
 def hooks(model: Any) -> list[Any]:
