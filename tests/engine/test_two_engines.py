@@ -83,11 +83,14 @@ class Raises:
 
 def interrupted(engine: Engine) -> None:
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(PROMPTS[1:2], SamplingParams(logits_processors=(Raises(KeyboardInterrupt),), max_new_tokens=30))
+        engine.generate(
+            PROMPTS[1:2],
+            SamplingParams(logits_processors=(Raises(KeyboardInterrupt),), max_new_tokens=30, ignore_eos=True),
+        )
 
 
 def failing(engine: Engine) -> None:
-    params = SamplingParams(logits_processors=(Raises(KeyError),), max_new_tokens=30)
+    params = SamplingParams(logits_processors=(Raises(KeyError),), max_new_tokens=30, ignore_eos=True)
     (handle,) = engine.generate(PROMPTS[1:2], params)
     assert handle.finish_reason == "error" and "KeyError: 'planted'" in str(handle.error)
 
