@@ -246,7 +246,9 @@ def _check_drafter(
     if name is None and options:
         raise ValueError(f"drafter_options: got {options} and no drafter; expected drafter=NAME, which takes them")
     if name is None and num_draft_tokens:
-        raise ValueError(f"num_draft_tokens {num_draft_tokens}: got no drafter; pass draft=MODEL or drafter=NAME")
+        raise ValueError(
+            f"num_draft_tokens {num_draft_tokens}: got no drafter; pass draft=MODEL, or drafter=NAME, such as auto"
+        )
     if num_draft_tokens is not None:
         options["num_draft_tokens"] = num_draft_tokens
     if name is not None:

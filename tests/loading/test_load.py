@@ -189,7 +189,10 @@ def test_a_draft_without_a_tokenizer_is_accepted(folder: Path, tmp_path: Path) -
             {"drafter": "ngram", "draft": True},
             "got a draft model and drafter 'ngram'; expected draft_model or draft_tree",
         ),
-        ({"num_draft_tokens": 4}, "num_draft_tokens 4: got no drafter; pass draft=MODEL or drafter=NAME"),
+        (
+            {"num_draft_tokens": 4},
+            "num_draft_tokens 4: got no drafter; pass draft=MODEL, or drafter=NAME, such as auto",
+        ),
         ({"drafter_options": {"n_max": 3}}, "drafter_options: got {'n_max': 3} and no drafter"),
         ({"drafter": "ngram", "drafter_options": {"wish": 3}}, "drafter ngram: got option 'wish'; expected one of num"),
         ({"max_length": 0}, "max_length: got 0; expected at least 1"),

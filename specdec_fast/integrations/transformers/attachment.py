@@ -248,12 +248,18 @@ def build_attachment(
         tokenizer = _find_tokenizer(model)
     shares_tokens = (options.get("drafter_options") or {}).get("tokenizers", "same") == "same"
     if draft is not None and shares_tokens:
-        if not isinstance(draft, (str, Path)):
-            check_same_tokenizer(tokenizer, _find_tokenizer(draft), settings["vocab_size"])
+        by_load = isinstance(draft, (str, Path))
+        own = None if by_load else _find_tokenizer(draft)
+        check_same_tokenizer(tokenizer, own, settings["vocab_size"])
         if tokenizer is None:
-            _check_sizes(draft, rows)
+            _check_sizes(draft, rows, "target", "pass tokenizer= to attach")
+        elif own is None and not by_load:
+            _check_sizes(draft, rows, "draft", "pass the draft as a folder or hub id")
     neutral = SamplingParams()
-    engine = load(model, draft, drafter=drafter, rule=rule, tokenizer=tokenizer, sampling=neutral, **settings)
+    try:
+        engine = load(model, draft, drafter=drafter, rule=rule, tokenizer=tokenizer, sampling=neutral, **settings)
+    except TypeError as error:  # an unknown argument
+        raise TypeError(str(error).replace("load()", "attach()").replace(" to load", " to attach")) from error
     try:
         found = Attachment(model, engine, fallback, check_processors)
         found.lend_attention()
@@ -324,7 +330,7 @@ def _check_model(model: Any) -> None:
     raise ValueError(f"attach: got {type(model).__name__}; expected a transformers model with generate; {remedy}")
 
 
-def _check_sizes(draft: Any, rows: int) -> None:
+def _check_sizes(draft: Any, rows: int, unknown: str, remedy: str) -> None:
     """Refuses a draft of another size of vocabulary if there are no tokenizers to compare, and warns otherwise."""
     from transformers import AutoConfig
 
@@ -337,12 +343,10 @@ def _check_sizes(draft: Any, rows: int) -> None:
     size = None if config is None else getattr(config.get_text_config(), "vocab_size", None)
     if size is not None and max(size, rows) > 1.1 * min(size, rows):  # padding of embeddings stays below
         raise ValueError(
-            f"draft: got a vocabulary of {size} tokens, and no tokenizer of the target; expected about {rows} tokens, "
-            "as the target has; choose a draft of the same model family, or pass tokenizer= to attach"
+            f"draft: got a vocabulary of {size} tokens, and no tokenizer of the {unknown}; expected about {rows} "
+            f"tokens, as the target has; choose a draft of the same model family, or {remedy}"
         )
-    log.warning(
-        "attach: got no tokenizer of the target, so that of the draft was not compared; pass tokenizer= to attach"
-    )
+    log.warning("attach: got no tokenizer of the %s, so the two were not compared; %s", unknown, remedy)
 
 
 def _find_tokenizer(model: Any) -> Any:

@@ -15,13 +15,13 @@ from specdec_fast.core.ranks import Ranks
 from specdec_fast.integrations.transformers.decoding import Decoding, Row
 from specdec_fast.integrations.transformers.processor_checks import why_no_function_of_text
 from specdec_fast.integrations.transformers.refusals import (
-    MODES,
     REMEDY,
     HandedOnError,
     RefusedCallError,
     is_of_transformers,
     why_not_arguments,
     why_not_length,
+    why_not_method,
     why_not_processor,
     why_not_prompts,
 )
@@ -76,7 +76,7 @@ class GenerateCall:
         Raises:
             RefusedCallError: Without a fallback.
         """
-        return self._hand_on(MODES[method], base, method, model, *args, **prepared)
+        return self._hand_on(why_not_method(method, prepared), base, method, model, *args, **prepared)
 
     def _hand_on(self, reason: str, base: Any, method: str, model: Any, *args: Any, **prepared: Any) -> Any:
         if not self._attachment.fallback:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from specdec_fast.integrations.transformers.refusals import MODES
+from specdec_fast.integrations.transformers.refusals import OTHER_METHODS
 
 _PREPARED_LATER = ("greedy_search", "sample")
 """Generation modes whose cache is not prepared: the engine has its own."""
@@ -61,7 +61,7 @@ def proxy_class(base: type) -> type:
             self.specdec_call.refuse_whole(f"{mode.value}; expected greedy decoding or sampling")
         return base._get_deprecated_gen_repo(self, mode, *args, **more)  # type: ignore[attr-defined]
 
-    methods: dict[str, Any] = {method: other(method) for method in MODES if hasattr(base, method)}
+    methods: dict[str, Any] = {method: other(method) for method in OTHER_METHODS if hasattr(base, method)}
     if hasattr(base, "_get_deprecated_gen_repo"):
         methods["_get_deprecated_gen_repo"] = deprecated_repository
     methods |= {"_sample": sample, "_prepare_cache_for_generation": prepare_cache, "__slots__": ("specdec_call",)}

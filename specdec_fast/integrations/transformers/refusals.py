@@ -17,12 +17,10 @@ ATTACH_AGAIN = (
     "runs such calls"
 )
 """Remedy for a model whose parts were replaced."""
-MODES = {
-    "_beam_search": "beam search; expected greedy decoding or sampling (num_beams=1)",
-    "_assisted_decoding": "another way to speculate (assistant_model, prompt_lookup_num_tokens or the like); expected "
-    "none, because the attached model speculates itself",
-}
-"""Method of transformers that decodes -> what was got and expected."""
+OTHER_METHODS = "_beam_search", "_assisted_decoding"
+"""Methods of transformers that decode in another way."""
+_OTHER_SPECULATION = "assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "speculation_type"
+"""Arguments of `generate` that ask for speculation of transformers."""
 _HARMLESS = {
     "attention_mask",
     "position_ids",  # compared below
@@ -60,6 +58,21 @@ class HandedOnError(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def why_not_method(method: str, prepared: Mapping[str, Any]) -> str:
+    """Returns what was got and expected, for a method of transformers that decodes in another way.
+
+    Args:
+        method: One of `OTHER_METHODS`.
+        prepared: Its arguments by name.
+    """
+    if method == "_beam_search":
+        return "beam search (num_beams); expected greedy decoding or sampling, num_beams=1"
+    config = prepared.get("generation_config")
+    values = {name: prepared.get(name, getattr(config, name, None)) for name in _OTHER_SPECULATION}
+    found = [name for name, value in values.items() if value is not None]
+    return f"{' and '.join(found) or 'assisted decoding'}; expected none, because the attached model speculates itself"
 
 
 def why_not_whole_call(given: Mapping[str, Any]) -> str | None:

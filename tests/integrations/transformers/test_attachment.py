@@ -273,4 +273,21 @@ def test_a_draft_that_cannot_be_compared_is_refused_by_size_or_named(tiny: Any, 
             attach(tiny, draft)
         assert "generate" not in vars(tiny)
     attach(tiny, tiny_model("llama", num_hidden_layers=1))
-    assert caplog.text.count("was not compared; pass tokenizer= to attach") == 1
+    assert caplog.text.count("the two were not compared; pass tokenizer= to attach") == 1
+
+
+def test_a_draft_without_a_tokenizer_is_refused_by_size_or_named(tiny: Any, caplog: Any) -> None:
+    """The target's is known, so only that of the draft is missing."""
+    with pytest.raises(ValueError, match="got a vocabulary of 96 tokens, and no tokenizer of the draft; expected"):
+        attach(load_target(), tiny)
+    draft = load_target()
+    draft.config.name_or_path = ""
+    attach(load_target(), draft)
+    assert caplog.text.count("no tokenizer of the draft, so the two were not compared; pass the draft as") == 1
+
+
+def test_unknown_arguments_are_those_of_attach(tiny: Any) -> None:
+    with pytest.raises(TypeError, match=r"^attach\(\) got an unexpected keyword argument 'adapter_path'"):
+        attach(tiny, adapter_path="a")
+    with pytest.raises(TypeError, match=r"pass draft, drafter and num_draft_tokens to attach$"):
+        attach(tiny, speculative_config={})

@@ -23,10 +23,16 @@ def cache_of(model: Any) -> Any:
 
 
 CALLS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
-    "beams": (lambda model: {"num_beams": 2}, "got beam search; expected greedy decoding or sampling"),
+    "beams": (lambda model: {"num_beams": 2}, "got beam search (num_beams); expected greedy"),
     "sampled beams": (lambda model: {"num_beams": 2, "do_sample": True, "top_k": 1}, "got beam search"),
-    "assistant": (lambda model: {"assistant_model": copy.deepcopy(model), "row": 1}, "got another way to speculate"),
-    "prompt lookup": (lambda model: {"prompt_lookup_num_tokens": 2, "row": 1}, "got another way to speculate"),
+    "assistant": (
+        lambda model: {"assistant_model": copy.deepcopy(model), "row": 1},
+        "got assistant_model; expected none",
+    ),
+    "prompt lookup": (
+        lambda model: {"prompt_lookup_num_tokens": 2, "row": 1},
+        "got prompt_lookup_num_tokens; expected none",
+    ),
     "embeddings": (
         lambda model: {"inputs_embeds": model.get_input_embeddings()(IDS), "input_ids": None},
         "got inputs_embeds; expected input_ids",
