@@ -23,7 +23,7 @@ def cache_of(model: Any) -> Any:
 
 
 CALLS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
-    "beams": (lambda model: {"num_beams": 2}, "got beam search (num_beams); expected greedy"),
+    "beams": (lambda model: {"num_beams": 2}, r"got beam search \(num_beams\); expected greedy"),
     "sampled beams": (lambda model: {"num_beams": 2, "do_sample": True, "top_k": 1}, "got beam search"),
     "assistant": (
         lambda model: {"assistant_model": copy.deepcopy(model), "row": 1},
