@@ -7,9 +7,8 @@ text, whether a second run of its seed gives the same one, and how many tokens a
 from __future__ import annotations
 
 import os
-from importlib.resources import files
 
-MODELS = files("specdec_fast") / "assets"
+from specdec_fast.loading import ASSETS
 
 
 def main() -> None:
@@ -17,14 +16,14 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model=str(MODELS / "demo-target"),
+        model=str(ASSETS / "demo-target"),
         dtype="float32",
         enforce_eager=True,
         max_model_len=512,
-        disable_log_stats=False,
+        disable_log_stats=False,  # llm.get_metrics needs them
         speculative_config={
             "method": "draft_model",
-            "model": str(MODELS / "demo-draft"),
+            "model": str(ASSETS / "demo-draft"),
             "num_speculative_tokens": 4,
         },
         additional_config={"specdec": {"rule": "replay"}},

@@ -104,9 +104,10 @@ def why_not_arguments(config: Any, synced_gpus: bool, model_kwargs: Mapping[str,
                 return f"{name}=True; expected False, because packed passes have none to return"
     if config.cache_implementation == "quantized":
         return "cache_implementation='quantized', which rounds keys and values; expected none"
-    for name in ("past_key_values", "cache_params"):
+    for name in ("past_key_values", "cache", "cache_params"):
         if model_kwargs.get(name) is not None:
-            return f"{name}; expected none, because the engine keeps and shares the keys of earlier prompts itself"
+            shown = "past_key_values" if name == "cache" else name  # its name since transformers 5.24
+            return f"{shown}; expected none, because the engine keeps and shares the keys of earlier prompts itself"
     if model_kwargs.get("inputs_embeds") is not None:
         return "inputs_embeds; expected input_ids"
     for name, value in model_kwargs.items():
