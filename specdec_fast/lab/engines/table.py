@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,17 @@ def as_markdown(rows: Sequence[Mapping[str, Any]], above: str = "") -> str:
         ]
         lines += [_line(cells_of(row)) for row in group]
         notes = {f"`{row['setting']}`: {row['note']}" for row in group if row["note"] and row["verdict"] != "matches"}
-        reasons = {f"`{row['setting']}` did not run: {row['reason']}" for row in group if row["verdict"] == DID_NOT_RUN}
+        reasons = {f"`{row['setting']}` did not run{_reason(row)}" for row in group if row["verdict"] == DID_NOT_RUN}
         lines += ["", *(f"- {each}" for each in sorted(notes | reasons))]
         parts.append("\n".join(lines).rstrip())
     return "\n\n".join(parts)
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    """Why a row did not run: of its parts, the first that failed. Results have all of them."""
+    first = re.sub(r"^[a-z]+( \d+)?: ", "", str(row["reason"]).split("; ")[0])
+    sampling = f" at {_sampling(row['sampling'])}" if row["greedy"] else ""
+    return f"{sampling}: {first}"
 
 
 def _title(row: Mapping[str, Any]) -> str:
