@@ -171,13 +171,17 @@ class TokenDistributions:
         return torch.where(kept, scaled.exp(), 0.0)
 
 
-def check_probs(probs: Tensor, total: Tensor, used: Tensor | None = None) -> None:
+def check_probs(
+    probs: Tensor, total: Tensor, used: Tensor | None = None, name: str = "probs", row_shape: tuple[int, ...] = ()
+) -> None:
     """Checks that rows are probabilities. On a GPU it waits.
 
     Args:
         probs: [R, V].
         total: Sum of each row, [R].
         used: Rows that are checked, bool [R]; None for all.
+        name: The caller's argument.
+        row_shape: Its shape without the last dimension, for the place of a row; (R,) by default.
 
     Raises:
         ValueError: If a row has a negative number or NaN, or does not add up to 1 within 1 %.
@@ -188,10 +192,10 @@ def check_probs(probs: Tensor, total: Tensor, used: Tensor | None = None) -> Non
     bad = bad if used is None else bad & used
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
+        place = bad.view(row_shape or (-1,)).nonzero()[0].tolist()
         raise ValueError(
-            f"probs: row {row}: got numbers from {float(probs[row].min()):.4g} that add up to {float(total[row]):.4g}; "
-            "expected probabilities that add up to 1; pass logits to TokenDistributions.of instead, or normalise the "
-            "row"
+            f"{name}{place}: got numbers from {float(probs[row].min()):.4g} that add up to {float(total[row]):.4g}; "
+            "expected probabilities that add up to 1; pass logits.softmax(-1), or normalise the row"
         )
 
 

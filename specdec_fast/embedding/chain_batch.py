@@ -75,6 +75,7 @@ def padded_chains(
     Raises:
         ValueError: If shapes do not fit, or if a token or a length is out of range. Values on a GPU are not read.
     """
+    check_tensors("verify", logits=logits, draft_tokens=draft_tokens, draft_probs=draft_probs)
     if (
         logits.dim() != 3
         or draft_tokens.dim() != 2
@@ -94,6 +95,7 @@ def padded_chains(
     counts = None if lengths is None else _check_lengths(lengths, rows, width, device)
     valid = (places[1:] <= counts[:, None]) if counts is not None else places[1:].expand(rows, width) > 0
     _check_tokens(draft_tokens, valid, vocab_size)
+    check_logits(logits, torch.cat([torch.ones_like(valid[:, :1]), valid], 1) if width else None)
     tokens = torch.zeros(rows, width + 1, dtype=torch.int64, device=device)
     tokens[:, 1:] = torch.where(valid, draft_tokens, 0).clamp(0, vocab_size - 1)
     starts = torch.arange(rows + 1, dtype=torch.int32, device=device) * (width + 1)
@@ -112,7 +114,7 @@ def padded_chains(
                 max_depth=width,
             ),
             None if draft_probs is None else _as_rows(draft_probs, (rows, width), vocab_size),
-            valid.flatten(),
+            valid,
             torch.arange(rows * (width + 1), device=device).view(rows, width + 1)[:, 1:].flatten(),
         ),
         doubled=counts is not None,
@@ -141,6 +143,13 @@ def packed_chains(
     Raises:
         ValueError: If shapes do not fit, or if a value is out of range. Values on a GPU are not read.
     """
+    check_tensors(
+        "verify_packed",
+        logits=logits,
+        draft_token_ids=draft_token_ids,
+        cu_num_draft_tokens=cu_num_draft_tokens,
+        draft_probs=draft_probs,
+    )
     total, rows = draft_token_ids.shape[0], cu_num_draft_tokens.shape[0]
     if logits.dim() != 2 or draft_token_ids.dim() != 1 or logits.shape[0] != total + rows:
         raise ValueError(
@@ -163,6 +172,7 @@ def packed_chains(
         if most > longest:
             raise ValueError(f"max_draft_tokens: got {longest} and a chain of {most}; expected at least {most}")
     _check_tokens(draft_token_ids, torch.ones_like(draft_token_ids, dtype=torch.bool), vocab_size)
+    check_logits(logits)
     place = torch.arange(total, device=device)
     node = place + torch.searchsorted(ends, place, right=True) + 1
     tokens = torch.zeros(total + rows, dtype=torch.int64, device=device)
@@ -186,13 +196,54 @@ def packed_chains(
     )
 
 
-def _with_probs(chains: ChainBatch, probs: Tensor | None, valid: Tensor, nodes: Tensor) -> ChainBatch:
-    """Returns the chains with draft distributions: row i of `probs` is that of node `nodes[i]` if it is valid."""
+def check_tensors(place: str, **values: Tensor | None) -> None:
+    """Checks that arguments are tensors.
+
+    Args:
+        place: The function that got them.
+        **values: Arguments by name. None passes.
+
+    Raises:
+        TypeError: If one is something else.
+    """
+    for name, value in values.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(
+                f"{place}: got {name} of type {type(value).__name__}; expected a tensor; pass torch.as_tensor"
+            )
+
+
+def check_logits(logits: Tensor, used: Tensor | None = None) -> None:
+    """Checks that each row has a token that can be sampled, and no NaN. Values on a GPU are not read.
+
+    Args:
+        logits: [..., V].
+        used: Rows that are checked, bool of their shape; None for all.
+
+    Raises:
+        ValueError: If the largest logit of a row is not finite.
+    """
+    if not logits.is_cpu or not logits.numel():
+        return
+    largest = logits.amax(-1)
+    bad = ~largest.isfinite()
+    bad = bad if used is None else bad & used
+    if bool(bad.any()):
+        place = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"logits{place}: got {float(largest[tuple(place)])} as the largest number; expected finite logits, or "
+            "-inf for some tokens of a row; check what computed them"
+        )
+
+
+def _with_probs(chains: ChainBatch, probs: Tensor | None, used: Tensor, nodes: Tensor) -> ChainBatch:
+    """Returns the chains with draft distributions: row i of `probs` is that of node `nodes[i]` if it is used."""
+    valid = used.flatten()
     if probs is None or not len(probs):
         return chains
     dists = TokenDistributions.from_probs(probs, check=False)
     if probs.is_cpu:
-        check_probs(probs, dists.lse.exp(), valid)  # values of padding are not read
+        check_probs(probs, dists.lse.exp(), valid, "draft_probs", tuple(used.shape))  # padding is not read
     chains.kinds[nodes] = valid.to(torch.int8)
     chains.dist_index[nodes] = torch.where(valid, torch.arange(len(probs), device=probs.device), -1).to(torch.int32)
     return replace(chains, dists=dists)
@@ -202,8 +253,8 @@ def _as_rows(probs: Tensor, shape: tuple[int, ...], vocab_size: int) -> Tensor:
     """Returns draft probabilities as rows, [N, Vd]. Raises ValueError for another shape."""
     if tuple(probs.shape[:-1]) != shape or not 0 < probs.shape[-1] <= vocab_size:
         raise ValueError(
-            f"draft_probs: got {list(probs.shape)}; expected {[*shape, 'V']} with V at most {vocab_size}, the "
-            "probabilities that each draft token was sampled from; pass None for deterministic tokens"
+            f"draft_probs: got {list(probs.shape)}; expected [{', '.join(map(str, shape))}, V] with V at most "
+            f"{vocab_size}, the probabilities that each draft token was sampled from; pass None for deterministic ones"
         )
     return probs.reshape(-1, probs.shape[-1])
 
@@ -215,9 +266,10 @@ def _check_tokens(tokens: Tensor, valid: Tensor, vocab_size: int) -> None:
     if tokens.is_cpu:
         bad = valid.cpu() & ((tokens < 0) | (tokens >= vocab_size))
         if bool(bad.any()):
+            negative = tokens.dim() == 2 and int(tokens[bad][0]) < 0
             raise ValueError(
                 f"draft tokens: got {int(tokens[bad][0])} at {bad.nonzero()[0].tolist()}; expected ids from 0 to "
-                f"{vocab_size - 1}; pass lengths= for padded rows"
+                f"{vocab_size - 1}, as logits have {vocab_size} columns{'; pass lengths= for padded rows' * negative}"
             )
 
 

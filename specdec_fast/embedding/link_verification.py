@@ -13,6 +13,7 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.core.former_names import explain_arguments
 from specdec_fast.core.proposal_kind import ProposalKind
 from specdec_fast.core.sampling_rows import PerRow
+from specdec_fast.embedding.chain_batch import check_logits, check_tensors
 from specdec_fast.embedding.node_order import ancestors
 from specdec_fast.embedding.tree_links import parents_from_links
 from specdec_fast.embedding.verification import Keys, apply_rule, request_arguments
@@ -66,6 +67,7 @@ def verify_links(
         ValueError: If a shape or value is wrong, or if links are not those of a tree. Values on a GPU are not read.
     """
     found = get_rule(rule)
+    check_tensors("verify_links", logits=logits, draft_tokens=draft_tokens, next_token=next_token)
     rows, nodes = draft_tokens.shape if draft_tokens.dim() == 2 else (-1, -1)
     flat = logits.reshape(-1, logits.shape[-1])
     if rows < 0 or next_token.shape != draft_tokens.shape or flat.shape[0] != rows * nodes or nodes < 1:
@@ -73,6 +75,7 @@ def verify_links(
             f"verify_links: got logits {list(logits.shape)}, draft_tokens {list(draft_tokens.shape)} and next_token "
             f"{list(next_token.shape)}; expected [B * D, V] and twice [B, D], with the root of each tree in front"
         )
+    check_logits(flat)
     device = flat.device
     draft, plan = _linked_draft(draft_tokens, next_token, next_sibling, nodes - 1 if max_depth is None else max_depth)
     if draft_probs is not None and found.uses_q and nodes > 1:
@@ -115,7 +118,7 @@ def _draft_distributions(probs: Tensor, rows: int, nodes: int, vocab_size: int) 
     """Returns the draft distributions of all nodes but the roots. Raises ValueError for a wrong shape or value."""
     if tuple(probs.shape[:-1]) != (rows, nodes - 1) or not 0 < probs.shape[-1] <= vocab_size:
         raise ValueError(
-            f"draft_probs: got {list(probs.shape)}; expected {[rows, nodes - 1, 'V']} with V at most {vocab_size}: a "
+            f"draft_probs: got {list(probs.shape)}; expected [{rows}, {nodes - 1}, V] with V at most {vocab_size}: a "
             "distribution for every node but the root"
         )
     return TokenDistributions.from_probs(probs.reshape(-1, probs.shape[-1]))

@@ -16,9 +16,9 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.core.emitted_tokens import tokens_after_path
 from specdec_fast.core.former_names import RENAMED_RULES, explain_arguments
 from specdec_fast.core.sampling_rows import PerRow, SamplingRows, integer_rows, sampling_rows
-from specdec_fast.embedding.chain_batch import ChainBatch, packed_chains, padded_chains
+from specdec_fast.embedding.chain_batch import ChainBatch, check_logits, check_tensors, packed_chains, padded_chains
 from specdec_fast.interfaces import Acceptance, Rng, Rule
-from specdec_fast.rules import get_rule
+from specdec_fast.rules import get_rule, rule_names
 from specdec_kernels import TreePlan, rejection_verify_logits, replay_verify
 from specdec_kernels.unknown_names import unknown_name
 
@@ -172,12 +172,14 @@ def verify_trees(
         ValueError: If a shape or value is wrong, or if the rule cannot verify the draft. Values on a GPU are not read.
     """
     found = get_rule(rule)
+    check_tensors("verify_trees", logits=logits)
     if logits.dim() != 2 or logits.shape[0] != draft.num_nodes:
         raise ValueError(
             f"verify_trees: got logits {list(logits.shape)}; expected [{draft.num_nodes}, V], a row for each node; "
             "pass chains [B, K + 1, V] to verify"
         )
     draft.check(logits.shape[1], wait=False)
+    check_logits(logits)
     keys, sampling = request_arguments(
         rule, draft.num_rows, logits.device, (seeds, positions), (temperature, top_k, top_p, min_p), draft.row_of
     )
@@ -263,6 +265,10 @@ def request_arguments(
 
 def _check_rule(rule: str, known: Sequence[str]) -> None:
     """Raises ValueError for an unknown rule."""
+    if rule not in known and rule in rule_names():
+        raise ValueError(
+            f"verify: got rule {rule!r}, which is none for chains; expected {', '.join(known)}; call verify_trees"
+        )
     if rule not in known:
         raise ValueError(unknown_name("verify: rule", rule, known, renamed=RENAMED_RULES, kind="rule"))
 

@@ -201,14 +201,18 @@ BAD = [
     ({"draft_tokens": TOKENS.float()}, "expected integers"),
     ({"lengths": [1, 3]}, r"lengths: got \[1, 3\]; expected 2 numbers from 0 to 2"),
     ({"lengths": [1]}, "lengths: got"),
-    ({"draft_probs": torch.zeros(2, 9)}, r"draft_probs: got \[2, 9\]; expected \[2, 2, 'V'\] with V at most 9"),
-    ({"draft_probs": torch.randn(2, 2, 9)}, "pass logits to TokenDistributions.of instead"),
+    ({"draft_probs": torch.zeros(2, 9)}, r"draft_probs: got \[2, 9\]; expected \[2, 2, V\] with V at most 9"),
+    ({"draft_probs": torch.randn(2, 2, 9)}, "pass logits.softmax"),
     ({"temperature": -1.0}, "temperature: got -1.0; expected 0"),
     ({"temperature": float("nan")}, "temperature: got nan"),
     ({"top_p": 0.0}, "top_p: got 0.0; expected a number above 0"),
     ({"top_k": -2}, "top_k: got -2"),
     ({"min_p": torch.tensor([0.0, 2.0])}, "min_p: got 2.0"),
     ({"rule": "greedy", "temperature": 0.5}, "rule greedy: got temperature 0.5"),
+    ({"rule": "traversal"}, "got rule 'traversal', which is none for chains; .*; call verify_trees"),
+    ({"logits": LOGITS.index_fill(2, torch.tensor([4]), torch.nan)}, r"logits\[0, 0\]: got nan as the largest number"),
+    ({"logits": torch.full_like(LOGITS, -torch.inf)}, r"logits\[0, 0\]: got -inf"),
+    ({"logits": LOGITS.index_fill(2, torch.tensor([4]), torch.inf), "rule": "replay"}, r"logits\[0, 0\]: got inf"),
 ]
 
 
@@ -219,6 +223,18 @@ def test_bad_input_is_explained(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         verify(**GOOD | change)
     assert verify(**GOOD).shape == (2, 3)
+
+
+def test_logits_of_padding_may_be_anything() -> None:
+    logits = LOGITS.clone()
+    logits[0, 2] = torch.nan
+    found = verify(**GOOD | {"logits": logits, "lengths": [1, 2]})
+    assert torch.equal(found, verify(**GOOD | {"lengths": [1, 2]}))
+
+
+def test_other_objects_than_tensors_are_named() -> None:
+    with pytest.raises(TypeError, match="verify: got draft_tokens of type list; expected a tensor"):
+        verify(**GOOD | {"draft_tokens": TOKENS.tolist()})
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])

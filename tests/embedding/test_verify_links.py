@@ -99,7 +99,7 @@ def test_bad_input_is_explained() -> None:
             {"next_token": torch.tensor([[2, -1, 1]]), "next_sibling": none},
             "node 1: got parent 2; expected an earlier node",
         ),
-        ({"draft_probs": torch.zeros(1, 3, 5), "rule": "traversal"}, r"expected \[1, 2, 'V'\] with V at most 5"),
+        ({"draft_probs": torch.zeros(1, 3, 5), "rule": "traversal"}, r"expected \[1, 2, V\] with V at most 5"),
         ({"seeds": None}, "seeds: got None"),
         ({"rule": "token"}, "is now called 'rejection'"),
     ):

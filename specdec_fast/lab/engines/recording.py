@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ Progress = Callable[[str, int, int], None]
 
 PATIENCE = 120.0
 """Seconds without a new text after which an engine is ended."""
+STARTS_WITHIN = 600.0
+"""Seconds after which an engine is ended that has not started."""
 
 
 class EngineFailedError(Exception):
@@ -33,28 +37,35 @@ class EngineFailedError(Exception):
 
 
 class _Patience:
-    """Kills a process that has said nothing for `seconds`."""
+    """Kills a process and its children once it has said nothing for a time."""
 
-    def __init__(self, process: subprocess.Popen[str], seconds: float) -> None:
-        self._process, self._seconds, self.ended = process, seconds, False
-        self._timer: threading.Timer | None = None
-        self.renew()
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process, self.reason = process, ""
+        self._wait(STARTS_WITHIN, f"it did not start in {STARTS_WITHIN:.0f} s")
 
-    def _end(self) -> None:
-        self.ended = True
-        self._process.kill()
-
-    def renew(self) -> None:
-        """Begins to wait anew."""
-        self.stop()
-        self._timer = threading.Timer(self._seconds, self._end)
+    def _wait(self, seconds: float, reason: str) -> None:
+        self._timer = threading.Timer(seconds, self._end, [reason])
         self._timer.daemon = True
         self._timer.start()
 
+    def _end(self, reason: str) -> None:
+        self.reason = reason
+        kill(self._process)
+
+    def renew(self) -> None:
+        """Begins to wait anew, for the next text."""
+        self.stop()
+        self._wait(PATIENCE, f"no text in {PATIENCE:.0f} s")
+
     def stop(self) -> None:
         """Waits no longer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Ends a process that has a session of its own, and all of the session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -143,11 +154,17 @@ def _run(python: str, script: str, arguments: Sequence[str], progress: Progress 
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         try:
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment(), errors="replace"
+                command,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+                env=_environment(),
+                errors="replace",
+                start_new_session=True,
             )
         except OSError as error:
             raise EngineFailedError(f"--python: got {python}, which cannot be started: {error.strerror}") from None
-        patience = _Patience(process, PATIENCE)
+        patience = _Patience(process)
         with process:
             try:
                 assert process.stdout is not None
@@ -157,12 +174,12 @@ def _run(python: str, script: str, arguments: Sequence[str], progress: Progress 
                     if progress is not None and len(words) >= 4 and words[0] == "progress":
                         progress(" ".join(words[1:-2]), int(words[-2]), int(words[-1]))
             except BaseException:
-                process.kill()
+                kill(process)
                 raise
             finally:
                 patience.stop()
-        if patience.ended:
-            raise EngineFailedError(f"no text in {PATIENCE:.0f} s")
+        if patience.reason:
+            raise EngineFailedError(patience.reason)
         if process.returncode != 0:
             said.seek(0)
             lines = [line.strip() for line in said.read().splitlines() if line.strip()]
@@ -253,15 +270,17 @@ def record(
                 if not answered.exists() and not versions:
                     raise
                 died = f"the engine ended: {error}"
-            found: Any = json.loads(answered.read_text()) if answered.exists() else {"versions": versions, "jobs": {}}
+            if not answered.exists():  # it does not start again
+                return Answers(versions, texts, failures | dict.fromkeys(left, died))
+            found: Any = json.loads(answered.read_text())
             versions = found["versions"]
             texts |= {name: each["texts"] for name, each in found["jobs"].items() if "texts" in each}
             failures |= {name: each["failed"] for name, each in found["jobs"].items() if "failed" in each}
             left = {name: job for name, job in left.items() if name not in found["jobs"]}
-            if left and died:
+            if left and (died or not found["jobs"]):
                 at_work = next(iter(left))
                 del left[at_work]
-                failures[at_work] = died
+                failures[at_work] = died or "the engine ended in its first job, without an error"
             if not left:
                 return Answers(versions, texts, failures)
 

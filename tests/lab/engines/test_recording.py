@@ -35,6 +35,18 @@ def dies(models):
         return [[0] * max_new_tokens for _ in prompts]
     return sample
 
+def leaves(models):
+    def sample(prompts, seeds, max_new_tokens, temperature, **more):
+        if temperature == 0:
+            raise SystemExit(0)
+        return [[0] * max_new_tokens for _ in prompts]
+    return sample
+
+def stalls_with_a_child(models):
+    import subprocess
+    subprocess.Popen(["sleep", "60"])
+    return stalls(models)
+
 def stalls(models):
     def sample(prompts, seeds, max_new_tokens, temperature, **more):
         if temperature == 0:
@@ -71,7 +83,15 @@ def test_a_sampler_of_ones_own_answers_in_a_process_of_its_own(pair: Pair) -> No
 
 
 @pytest.mark.usefixtures("samplers")
-@pytest.mark.parametrize(("sampler", "reason"), [("dies", "exit status 9"), ("stalls", "no text in 5 s")])
+@pytest.mark.parametrize(
+    ("sampler", "reason"),
+    [
+        ("dies", "the engine ended: exit status 9"),
+        ("leaves", "the engine ended in its first job, without an error"),
+        ("stalls", "the engine ended: no text in 5 s"),
+        ("stalls_with_a_child", "the engine ended: no text in 5 s"),
+    ],
+)
 def test_an_engine_that_dies_or_stalls_loses_its_jobs_alone(
     pair: Pair, sampler: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +100,7 @@ def test_an_engine_that_dies_or_stalls_loses_its_jobs_alone(
     jobs = {"draws 0": sampled, "greedy": greedy, "draws 1": sampled, "batch": greedy}
     found = record("callable", SAMPLER, pair, jobs, more={"sampler": f"mine:{sampler}"})
     assert found.texts == {"draws 0": [[0, 0, 0]], "draws 1": [[0, 0, 0]]}
-    assert found.failures == dict.fromkeys(["greedy", "batch"], f"the engine ended: {reason}")
+    assert found.failures == dict.fromkeys(["greedy", "batch"], reason)
 
 
 @pytest.mark.usefixtures("samplers")

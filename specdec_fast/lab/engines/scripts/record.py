@@ -178,6 +178,7 @@ def main(engine: str, jobs: Path, answers: Path) -> None:
     recorder = RECORDERS[engine](order["models"], order["setting"])
     found: dict[str, Any] = {"versions": recorder.versions, "jobs": {}}
     answers.write_text(json.dumps(found))
+    print("started", flush=True)
     for name, job in order["jobs"].items():
         texts: list[list[int]] = []
         said = time.monotonic()
