@@ -40,21 +40,32 @@ class Texts:
 
     async def stream(self, prompt: str, params: SamplingParams) -> AsyncIterator[str]:
         """Yields the text of a request in pieces. Leaving it cancels the request."""
-        with self.engine.stream(self.engine.submit(prompt, params)) as pieces:
+        handle = self.engine.submit(prompt, params)
+        with self.engine.stream(handle) as pieces:
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 yield piece
+        if handle.finish_reason in ("error", "cancelled"):
+            raise RuntimeError(f"the text has no end: {handle.error or handle.finish_reason}")
 
     async def state(self) -> dict[str, Any]:
-        """Returns the replica's process id, and whether it has no request."""
-        return {"process_id": os.getpid(), "idle": self.engine.idle}
+        """Returns the replica's process id, whether it has no request, and how many tokens it has written."""
+        written = self.engine.stats.new_tokens
+        return {"process_id": os.getpid(), "idle": self.engine.idle, "tokens": written}
 
 
 def read(body: bytes) -> tuple[str, bool, SamplingParams]:
     """Reads a request: its prompt, whether it wants pieces, and its parameters, with one seed for all tries."""
-    options = json.loads(body)
+    try:
+        options = json.loads(body)
+    except ValueError:
+        options = None
     if not isinstance(options, dict) or not isinstance(options.get("prompt"), str):
-        raise ValueError('got no "prompt"; expected a JSON object with a text as its "prompt"')
-    prompt, streams = options.pop("prompt"), bool(options.pop("stream", False))
+        raise ValueError(
+            'body: got no JSON object with a text as its "prompt"; expected {"prompt": "...", ...}, by POST'
+        )
+    prompt, streams = options.pop("prompt"), options.pop("stream", False)
+    if not isinstance(streams, bool):
+        raise ValueError(f"stream: got {streams!r}; expected true or false")
     return prompt, streams, SamplingParams(**options).with_seed()
 
 
@@ -125,18 +136,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stay", action="store_true", help="serve until Ctrl-C")
     parser.add_argument("--port", type=int, default=8000)
-    given = parser.parse_known_args()[0]
-    start(port=given.port)
-    address = f"http://127.0.0.1:{given.port}"
-    print(f"2 replicas answer at {address}")
-    request = {"prompt": "In the beginning", "seed": 7, "max_new_tokens": 32}
-    whole = httpx.post(address, json=request, timeout=60).json()["text"]
-    with httpx.stream("POST", address, json={**request, "stream": True}, timeout=60) as streamed:
-        print("".join(streamed.iter_text()) == whole, whole)
-    while given.stay:
-        time.sleep(1)
-    serve.shutdown()
-    ray.shutdown()
+    given = parser.parse_args()
+    try:
+        start(port=given.port)
+        address = f"http://127.0.0.1:{given.port}"
+        print(f"2 replicas answer at {address}")
+        request = {"prompt": "In the beginning", "seed": 7, "max_new_tokens": 32}
+        whole = httpx.post(address, json=request, timeout=60).json()["text"]
+        with httpx.stream("POST", address, json={**request, "stream": True}, timeout=60) as streamed:
+            print("streamed and whole text are equal:", "".join(streamed.iter_text()) == whole)
+        print(whole)
+        while given.stay:
+            time.sleep(1)
+    except KeyboardInterrupt:
+        print("stopping")
+    finally:
+        serve.shutdown()
+        ray.shutdown()
 
 
 if __name__ == "__main__":

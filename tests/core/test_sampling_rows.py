@@ -46,10 +46,10 @@ def test_from_probs_gives_them_back(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("probs", "words"),
     [
-        (torch.tensor([[0.5, 0.6]]), r"probs\\[0\\]: got numbers from 0.5 that add up to 1.1"),
-        (torch.tensor([[0.5, 0.5], [-0.1, 1.1]]), "probs\\[1\\]: got numbers from -0.1"),
-        (torch.tensor([[torch.nan, 1.0]]), "probs\\[0\\]: got numbers from nan"),
-        (torch.tensor([[0.0, 0.0]]), "pass logits.softmax\\(-1\\), or normalise the row"),
+        (torch.tensor([[0.5, 0.6]]), r"probs\[0\]: got numbers from 0.5 that add up to 1.1"),
+        (torch.tensor([[0.5, 0.5], [-0.1, 1.1]]), r"probs\[1\]: got numbers from -0.1"),
+        (torch.tensor([[torch.nan, 1.0]]), r"probs\[0\]: got numbers from nan"),
+        (torch.tensor([[0.0, 0.0]]), r"pass logits.softmax\(-1\), or normalise the row"),
         (torch.ones(3), r"probs is \[3\]; expected a tensor \[R, V\]"),
     ],
 )

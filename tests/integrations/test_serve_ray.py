@@ -111,10 +111,11 @@ def test_unseeded_requests_get_a_seed(served: tuple[str, Any]) -> None:
         ({"prompt": "a " * 5000}, "context limit of 2048"),
         ({"prompt": ["a"]}, "prompt"),
         ({}, "prompt"),
+        ({"prompt": "a", "stream": "no"}, "stream: got 'no'"),
     ],
 )
 def test_wrong_requests_get_an_answer(served: tuple[str, Any], body: dict[str, Any], words: str, stream: bool) -> None:
-    answer = httpx.post(served[0], json={**body, "stream": stream}, timeout=60)
+    answer = httpx.post(served[0], json={"stream": stream, **body}, timeout=60)
     assert answer.status_code == 400 and words in answer.json()["error"]
     assert "Traceback" not in answer.text
 
@@ -123,24 +124,41 @@ def test_wrong_requests_get_an_answer(served: tuple[str, Any], body: dict[str, A
 @pytest.mark.timeout(120)
 def test_a_body_that_is_not_json_gets_an_answer(served: tuple[str, Any]) -> None:
     answer = httpx.post(served[0], content=b"{", timeout=60)
-    assert answer.status_code == 400 and answer.json()["error"]
+    assert answer.status_code == 400 and "expected {" in answer.json()["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_text_that_cannot_end_is_no_success(served: tuple[str, Any]) -> None:
+    """After its first token no token is left, which the engine finds while it decodes."""
+    body = {"prompt": "a", "allowed_token_ids": [5], "no_repeat_ngram_size": 1, "max_new_tokens": 9}
+    answer = httpx.post(served[0], json=body, timeout=60)
+    assert answer.status_code == 500
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_requests_of_clients_that_leave_end(served: tuple[str, Any]) -> None:
-    """Their texts would take minutes."""
+    """They end long before their last token."""
     address, handle = served
+
+    def states() -> dict[int, Any]:
+        """The states of both replicas."""
+        found: dict[int, Any] = {}
+        while len(found) < 2:
+            state = handle.state.remote().result()
+            found[state["process_id"]] = state
+        return found
+
+    before = sum(each["tokens"] for each in states().values())
     for at in range(4):
         body = {"prompt": "In the beginning", "seed": at, "max_new_tokens": 1500, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", address, json=body, timeout=60) as answer:
             next(answer.iter_text())
-    end = time.monotonic() + 30
-    idle: set[int] = set()
-    while len(idle) < 2:
+    end = time.monotonic() + 60
+    while not all(each["idle"] for each in states().values()):
         assert time.monotonic() < end, "a request goes on although its client has left"
-        state = handle.state.remote().result()
-        idle = idle | {state["process_id"]} if state["idle"] else idle - {state["process_id"]}
         time.sleep(0.05)
+    assert sum(each["tokens"] for each in states().values()) - before < 4 * 1500 / 2
     again = httpx.post(address, json={"prompt": "In the beginning", "seed": 1, "max_new_tokens": 5}, timeout=60)
     assert again.status_code == 200 and again.json()["text"]
