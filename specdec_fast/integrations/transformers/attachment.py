@@ -22,6 +22,7 @@ from specdec_fast.interfaces import Rule
 from specdec_fast.loading import ASSETS, ModelOptions, check_same_tokenizer, load, load_tokenizer
 from specdec_fast.rules import DEFAULT
 from specdec_fast.sampling.params import SamplingParams
+from specdec_kernels.unknown_names import unknown_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -256,10 +257,11 @@ def build_attachment(
         elif own is None and not by_load:
             _check_sizes(draft, rows, "draft", "pass the draft as a folder or hub id")
     neutral = SamplingParams()
-    try:
-        engine = load(model, draft, drafter=drafter, rule=rule, tokenizer=tokenizer, sampling=neutral, **settings)
-    except TypeError as error:  # an unknown argument
-        raise TypeError(str(error).replace("load()", "attach()").replace(" to load", " to attach")) from error
+    known = [*inspect.signature(load).parameters][1:]
+    unknown = next((name for name in options if name not in known), None)
+    if unknown is not None:
+        raise TypeError(unknown_name("attach: argument", unknown, known))
+    engine = load(model, draft, drafter=drafter, rule=rule, tokenizer=tokenizer, sampling=neutral, **settings)
     try:
         found = Attachment(model, engine, fallback, check_processors)
         found.lend_attention()
@@ -301,7 +303,7 @@ def attached(model: PreTrainedModel) -> Attachment:
     found = find_attachment(model)
     if found is None:
         raise ValueError(
-            f"got {type(model).__name__}, which is not attached; expected a model that attach(model) has returned"
+            f"got {type(model).__name__}, which is not attached; expected a model that is; call attach(model) first"
         )
     return found
 

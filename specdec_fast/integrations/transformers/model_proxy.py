@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from specdec_fast.integrations.transformers.refusals import OTHER_METHODS
+from specdec_fast.integrations.transformers.refusals import CACHES, OTHER_METHODS
 
 _PREPARED_LATER = ("greedy_search", "sample")
 """Generation modes whose cache is not prepared: the engine has its own."""
@@ -48,7 +48,7 @@ def proxy_class(base: type) -> type:
         return decode
 
     def prepare_cache(self: Any, config: Any, model_kwargs: Any, mode: Any, *sizes: Any, **more: Any) -> Any:
-        given = any(model_kwargs.get(name) is not None for name in ("past_key_values", "cache_params"))
+        given = any(model_kwargs.get(name) is not None for name in CACHES)
         if str(getattr(mode, "value", mode)) in _PREPARED_LATER and not given and not more:
             self.specdec_call.skipped_cache = (config, mode, *sizes)
             return None

@@ -80,6 +80,10 @@ def why_no_function_of_text(processor: Any, input_ids: Tensor, vocab_size: int) 
     numbers = torch.arange(input_ids.shape[0] * vocab_size, device=input_ids.device, dtype=torch.float64)
     scores = torch.sin(numbers * 12.9898).mul(3).float().view(-1, vocab_size)
     together = call(input_ids.clone(), scores.clone())
+    if not isinstance(together, Tensor) or together.shape != scores.shape:
+        got = [*together.shape] if isinstance(together, Tensor) else type(together).__name__
+        first.restore()
+        return f"logits processor {name}, which returned {got}; expected scores {[*scores.shape]}, as it was given"
     after, found, raised = StateRecord(processor), None, False
     for row in range(input_ids.shape[0]):
         try:
@@ -101,7 +105,7 @@ def why_no_function_of_text(processor: Any, input_ids: Tensor, vocab_size: int) 
     first.restore()
     return (
         f"{found}; expected a function of one text and its scores, because it is called for every node of a draft "
-        "(attach(check_processors=False) leaves this out)"
+        "(attach(check_processors=False) skips this check)"
     )
 
 

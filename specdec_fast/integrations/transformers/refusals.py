@@ -17,6 +17,8 @@ ATTACH_AGAIN = (
     "runs such calls"
 )
 """Remedy for a model whose parts were replaced."""
+CACHES = "past_key_values", "cache", "cache_params"
+"""Arguments that bring a cache; since transformers 5.24, `cache` is the name of the first."""
 OTHER_METHODS = "_beam_search", "_assisted_decoding"
 """Methods of transformers that decode in another way."""
 _OTHER_SPECULATION = "assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "speculation_type"
@@ -104,9 +106,9 @@ def why_not_arguments(config: Any, synced_gpus: bool, model_kwargs: Mapping[str,
                 return f"{name}=True; expected False, because packed passes have none to return"
     if config.cache_implementation == "quantized":
         return "cache_implementation='quantized', which rounds keys and values; expected none"
-    for name in ("past_key_values", "cache", "cache_params"):
+    for name in CACHES:
         if model_kwargs.get(name) is not None:
-            shown = "past_key_values" if name == "cache" else name  # its name since transformers 5.24
+            shown = "a cache (past_key_values)" if name == "cache" else name
             return f"{shown}; expected none, because the engine keeps and shares the keys of earlier prompts itself"
     if model_kwargs.get("inputs_embeds") is not None:
         return "inputs_embeds; expected input_ids"

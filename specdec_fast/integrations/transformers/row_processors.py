@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.integrations.transformers.refusals import is_of_transformers
+from specdec_fast.sampling.custom_processors import name_of
 
 Fields = dict[str, Any]
 """Fields of `SamplingParams`."""
@@ -198,6 +199,7 @@ class RowProcessor:
         self._given, self._prompt_length, self._vocab = row.padded[None], len(row.prompt), vocab_size
         self._kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] | None = {} if keeps_scores else None
         self.failures: dict[tuple[int, ...], Exception] = {}
+        self.__qualname__ = " and ".join(name_of(each) for each in processors)  # for messages
 
     def __call__(self, token_ids: list[int], logits: Tensor) -> Tensor:
         """Returns the scores [V] of the next token.
@@ -215,7 +217,8 @@ class RowProcessor:
         ids = torch.cat((self._given, grown.to(self._given.device)), 1).to(logits.device)
         try:
             for processor in self._processors:
-                scores = processor(ids, scores)
+                given, scores = scores, processor(ids, scores)
+                _check_scores(processor, scores, given)
         except Exception as error:
             self.failures[tuple(text)] = error
             raise
@@ -241,3 +244,12 @@ class RowProcessor:
         found = [self._kept[tuple(tokens[:at])] for at in range(known, len(tokens))]
         self._kept.clear()
         return found
+
+
+def _check_scores(processor: Any, found: Any, given: Tensor) -> None:
+    """Raises ValueError, with the name of the processor, for what are no scores of this row."""
+    if not isinstance(found, Tensor) or found.shape != given.shape:
+        got = [*found.shape] if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(
+            f"{name_of(processor)} returned {got}; expected scores {[*given.shape]}; return what it was given"
+        )

@@ -97,8 +97,10 @@ def as_markdown(rows: Sequence[Mapping[str, Any]], above: str = "") -> str:
 
 
 def _reason(row: Mapping[str, Any]) -> str:
-    """Why a row did not run: of its parts, the first that failed. Results have all of them."""
-    first = re.sub(r"^[a-z]+( \d+)?: ", "", str(row["reason"]).split("; ")[0])
+    """Why a row did not run. Greedy texts and draws decide about it. Results have the reasons of all parts."""
+    parts = re.split(r"; (?=[a-z]+(?: \d+)?: )", str(row["reason"]))
+    first = next((each for each in parts if each.startswith(("greedy: ", "draws "))), parts[0])
+    first = re.sub(r"^(?:greedy|draws \d+): ", "", first)
     sampling = f" at {_sampling(row['sampling'])}" if row["greedy"] else ""
     return f"{sampling}: {first}"
 

@@ -163,3 +163,23 @@ def test_a_processor_that_wants_more_arguments_is_refused_as_in_transformers() -
     for model in (tiny_model("llama"), attach(tiny_model("llama"))):
         with pytest.raises(ValueError, match="Make sure that all the required parameters"):
             model.generate(IDS, max_new_tokens=4, do_sample=False, logits_processor=[WantsMore()])
+
+
+def forgets_to_return(input_ids: torch.Tensor, scores: torch.Tensor) -> None: ...
+
+
+class CutsAtNight(Pure):
+    """Works on prompts, and returns too few scores later."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores if input_ids.shape[1] <= IDS.shape[1] + 1 else scores[:, 1:]
+
+
+def test_what_is_no_tensor_of_scores_is_named() -> None:
+    model = attach(tiny_model("llama"))
+    for check in (True, False):
+        attach_again = attach(tiny_model("llama"), check_processors=check)
+        with pytest.raises(Exception, match=r"forgets_to_return.* returned NoneType; expected scores \[[12], 96\]"):
+            attach_again.generate(IDS, max_new_tokens=3, logits_processor=[forgets_to_return])
+    with pytest.raises(ValueError, match=r"CutsAtNight returned \[1, 95\]; expected scores \[1, 96\]"):
+        model.generate(IDS, max_new_tokens=9, logits_processor=[CutsAtNight()])

@@ -45,8 +45,8 @@ def test_tables_show_what_was_found() -> None:
     assert "| `plain`: no drafts | T 0.9 | 0.031 (0.050) | ≤ 0.081 | 0.25 | matches | 8/8 | 16/16 | 15/16 |" in table
     assert "| 0.700 (0.050) | - | < 1e-05 | **differs** | 8/8 | - | - |" in table
     assert "- `ngram`: Known." in table and "- `draft` did not run: no draft" in table
-    failed = row("ngram", greedy=(8, 8), reason="draws 1: IndexError: 7; alone 1: IndexError: 9")
-    assert "- `ngram` did not run at T 0.9: IndexError: 7\n" in as_markdown([failed]) + "\n"
+    failed = row("ngram", greedy=(8, 8), reason="batch: no text; draws 1: ValueError: got 7; expected 8; alone 1: no")
+    assert "- `ngram` did not run at T 0.9: ValueError: got 7; expected 8\n" in as_markdown([failed]) + "\n"
 
 
 def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
