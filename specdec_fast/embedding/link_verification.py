@@ -64,10 +64,18 @@ def verify_links(
         `next_token`.
 
     Raises:
+        TypeError: If an argument is no tensor that must be one.
         ValueError: If a shape or value is wrong, or if links are not those of a tree. Values on a GPU are not read.
     """
     found = get_rule(rule)
-    check_tensors("verify_links", logits=logits, draft_tokens=draft_tokens, next_token=next_token)
+    check_tensors(
+        "verify_links",
+        logits=logits,
+        draft_tokens=draft_tokens,
+        next_token=next_token,
+        next_sibling=next_sibling,
+        draft_probs=draft_probs,
+    )
     rows, nodes = draft_tokens.shape if draft_tokens.dim() == 2 else (-1, -1)
     flat = logits.reshape(-1, logits.shape[-1])
     if rows < 0 or next_token.shape != draft_tokens.shape or flat.shape[0] != rows * nodes or nodes < 1:

@@ -67,6 +67,7 @@ def verify(
         int32 [B, K + 1]: the accepted draft tokens, then one token of the target, then -1.
 
     Raises:
+        TypeError: If an argument is no tensor that must be one.
         ValueError: If a shape or value is wrong. Values on a GPU are not read.
     """
     _check_rule(rule, CHAIN_RULES)
@@ -116,6 +117,7 @@ def verify_packed(
         int32 [B, K + 1]: the accepted draft tokens, then one token of the target, then -1.
 
     Raises:
+        TypeError: If an argument is no tensor that must be one.
         ValueError: If a shape or value is wrong. Values on a GPU are not read.
     """
     _check_rule(rule, CHAIN_RULES)
@@ -169,6 +171,7 @@ def verify_trees(
         `path` (accepted packed nodes, root first and padded with -1), `num_accepted` and `next_token`.
 
     Raises:
+        TypeError: If `logits` is no tensor.
         ValueError: If a shape or value is wrong, or if the rule cannot verify the draft. Values on a GPU are not read.
     """
     found = get_rule(rule)

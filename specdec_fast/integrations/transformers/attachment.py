@@ -214,6 +214,7 @@ def attach(
         The same model. `attached(model)` has the engine.
 
     Raises:
+        TypeError: If `load` has no such argument.
         ValueError: If the model is attached already or has no `generate` of transformers, or if the engine cannot be
             built. The model stays as it was.
     """

@@ -80,10 +80,10 @@ def why_no_function_of_text(processor: Any, input_ids: Tensor, vocab_size: int) 
     numbers = torch.arange(input_ids.shape[0] * vocab_size, device=input_ids.device, dtype=torch.float64)
     scores = torch.sin(numbers * 12.9898).mul(3).float().view(-1, vocab_size)
     together = call(input_ids.clone(), scores.clone())
-    if not isinstance(together, Tensor) or together.shape != scores.shape:
-        got = [*together.shape] if isinstance(together, Tensor) else type(together).__name__
+    reason = why_no_scores(together, scores)
+    if reason is not None:
         first.restore()
-        return f"logits processor {name}, which returned {got}; expected scores {[*scores.shape]}, as it was given"
+        return f"logits processor {name}, which {reason}"
     after, found, raised = StateRecord(processor), None, False
     for row in range(input_ids.shape[0]):
         try:
@@ -107,6 +107,14 @@ def why_no_function_of_text(processor: Any, input_ids: Tensor, vocab_size: int) 
         f"{found}; expected a function of one text and its scores, because it is called for every node of a draft "
         "(attach(check_processors=False) skips this check)"
     )
+
+
+def why_no_scores(found: Any, given: Tensor) -> str | None:
+    """Returns what a processor returned and what was expected, if it returned no scores of the shape that it got."""
+    if isinstance(found, Tensor) and found.shape == given.shape:
+        return None
+    got = [*found.shape] if isinstance(found, Tensor) else type(found).__name__
+    return f"returned {got}; expected scores {[*given.shape]}, as it was given"
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_fast.integrations.transformers.processor_checks import why_no_scores
 from specdec_fast.integrations.transformers.refusals import is_of_transformers
 from specdec_fast.sampling.custom_processors import name_of
 
@@ -248,8 +249,6 @@ class RowProcessor:
 
 def _check_scores(processor: Any, found: Any, given: Tensor) -> None:
     """Raises ValueError, with the name of the processor, for what are no scores of this row."""
-    if not isinstance(found, Tensor) or found.shape != given.shape:
-        got = [*found.shape] if isinstance(found, Tensor) else type(found).__name__
-        raise ValueError(
-            f"{name_of(processor)} returned {got}; expected scores {[*given.shape]}; return what it was given"
-        )
+    reason = why_no_scores(found, given)
+    if reason is not None:
+        raise ValueError(f"{name_of(processor)} {reason}")

@@ -270,8 +270,10 @@ def record(
                 if not answered.exists() and not versions:
                     raise
                 died = f"the engine ended: {error}"
+            if not answered.exists() and not versions:
+                raise EngineFailedError("it ended before its first text, without an error")
             if not answered.exists():  # it does not start again
-                return Answers(versions, texts, failures | dict.fromkeys(left, died))
+                return Answers(versions, texts, failures | dict.fromkeys(left, died or "the engine ended"))
             found: Any = json.loads(answered.read_text())
             versions = found["versions"]
             texts |= {name: each["texts"] for name, each in found["jobs"].items() if "texts" in each}

@@ -35,6 +35,9 @@ def dies(models):
         return [[0] * max_new_tokens for _ in prompts]
     return sample
 
+def never(models):
+    raise SystemExit(0)
+
 def leaves(models):
     def sample(prompts, seeds, max_new_tokens, temperature, **more):
         if temperature == 0:
@@ -106,7 +109,11 @@ def test_an_engine_that_dies_or_stalls_loses_its_jobs_alone(
 @pytest.mark.usefixtures("samplers")
 @pytest.mark.parametrize(
     ("sampler", "message"),
-    [("mine:other", "no attribute 'other'"), ("nowhere:make", "No module named 'nowhere'")],
+    [
+        ("mine:other", "no attribute 'other'"),
+        ("nowhere:make", "No module named 'nowhere'"),
+        ("mine:never", "it ended before its first text"),
+    ],
 )
 def test_a_sampler_that_cannot_be_imported_is_named(pair: Pair, sampler: str, message: str) -> None:
     with pytest.raises(EngineFailedError, match=message):
