@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -30,37 +31,49 @@ from specdec_fast.integrations.vllm.draft_sampling import SampledDrafts
 B, K, V = 8, 4, 32_000
 RESULTS = Path(__file__).parent / "results" / "vllm_plugin_cpu.json"
 MODULES = chain_verification, draft_sampling, v1_sampler
-OPERATORS = "replay_verify", "rejection_verify_logits", "distribution_stats", "replay_sample", "draft_sample"
+OPERATORS = (
+    "replay_verify",
+    "rejection_verify_logits",
+    "distribution_stats",
+    "replay_sample",
+    "draft_sample",
+    "copy_rows",
+)
 
 
 class Recorded:
-    """An operator that notes its arguments, so that it can be called again on the same ones."""
+    """An operator that notes its calls, so that they can be repeated on the same arguments.
 
-    def __init__(self, operator: Callable[..., Any]) -> None:
-        self.operator, self.calls = operator, []
+    Args:
+        operator: The operator.
+        calls: Calls of all operators in their order.
+    """
+
+    def __init__(self, operator: Callable[..., Any], calls: list[partial[Any]]) -> None:
+        self.operator, self.calls = operator, calls
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        self.calls.append((args, named))
+        self.calls.append(partial(self.operator, *args, **named))
         return self.operator(*args, **named)
 
 
 def record(call: Callable[[], Any]) -> Callable[[], None]:
-    """Returns a function that calls the operators of `call` alone."""
+    """Returns a function that calls the operators of `call` alone, in the same order."""
+    calls: list[partial[Any]] = []
     noted = []
     for module in MODULES:
         for name in OPERATORS:
             if hasattr(module, name):
-                recorded = Recorded(getattr(module, name))
+                recorded = Recorded(getattr(module, name), calls)
                 setattr(module, name, recorded)
                 noted.append((module, name, recorded))
     call()
     for module, name, recorded in noted:
         setattr(module, name, recorded.operator)
-    calls = [(recorded.operator, each) for _, _, recorded in noted for each in recorded.calls]
 
     def run() -> None:
-        for operator, (args, named) in calls:
-            operator(*args, **named)
+        for each in calls:
+            each()
 
     return run
 
@@ -147,7 +160,7 @@ def measure(rounds: int, turns: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=80)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()

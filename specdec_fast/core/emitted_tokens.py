@@ -19,6 +19,6 @@ def tokens_after_path(tokens: Tensor, path: Tensor, num_accepted: Tensor, next_t
     """
     if not tokens.shape[0]:
         return path.new_full(path.shape, -1)
-    found = tokens[path.roll(-1, 1).long()].long()  # where a path has ended, -1 reads any token
+    found = tokens.take(path.roll(-1, 1).long()).long()  # where a path has ended, -1 reads any token
     found.scatter_(1, num_accepted.long()[:, None], next_token[:, None])
     return found.masked_fill_(path < 0, -1).int()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.attached_generate import RESULTS, SIDES, measure
+from benchmarks.attached_generate import RECALLED, RESULTS, SIDES, measure
 
 
 @pytest.mark.parametrize("name", ["draft_model"])
@@ -19,9 +19,12 @@ def test_a_row_is_measured(name: str) -> None:
 
 
 def test_the_recorded_cost_is_small() -> None:
-    """At most 2 % of 128 tokens, whether drafts are made or not. Texts that are recalled take less than 100 ms."""
+    """At most 2 % of 128 tokens, whether drafts are made or not. Texts that are recalled take less than 100 ms.
+
+    The cost of a call does not depend on its text, and transformers' own preparation is most of it.
+    """
     rows = json.loads(RESULTS.read_text())["rows"]
     assert [row["decoding"] for row in rows] == list(SIDES)
     for row in rows:
         assert row["identical"] and row["tokens"] == 128 and row["added_ms_per_text"] <= 5
-        assert row["attached_over_engine"] <= 1.02 or (row["decoding"] == "auto" and row["engine_ms_per_text"] < 100)
+        assert row["attached_over_engine"] <= 1.02 or (row["decoding"] == RECALLED and row["engine_ms_per_text"] < 100)

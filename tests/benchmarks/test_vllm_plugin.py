@@ -15,13 +15,13 @@ def test_parts_are_measured_beside_their_operators() -> None:
 
 
 def test_recorded_shares_are_within_the_limit() -> None:
-    """At most 300 us of a verification beside the kernels, for 8 requests, 4 draft tokens and 32,000 tokens.
+    """At most 300 us of a step beside the kernels, for 8 requests, 4 draft tokens and 32,000 tokens.
 
-    A draft pass of a model, which takes milliseconds, may add 150 us.
+    A step is a verification, and the draft passes before it where the plugin samples them.
     """
     found = json.loads(vllm_plugin.RESULTS.read_text())
     assert (found["batch"], found["draft_tokens"], found["vocabulary"]) == (8, 4, 32_000)
     shares = {row["case"]: row["share_us"] for row in found["rows"]}
     assert list(shares) == [*vllm_plugin.CASES, *vllm_plugin.DRAFTING.values()]
-    assert all(0 < shares[case] <= 300 for case in vllm_plugin.CASES), shares
-    assert all(0 < shares[case] <= 4 * 150 for case in vllm_plugin.DRAFTING.values()), shares
+    assert all(0 < share <= 300 for share in shares.values()), shares
+    assert all(shares[case] + shares[drafting] <= 300 for case, drafting in vllm_plugin.DRAFTING.items()), shares

@@ -51,10 +51,12 @@ class SampledDrafts:
         self, request_ids: Sequence[str], tokens: Sequence[Tensor], logits: Tensor, stats: Sequence[Sequence[Tensor]]
     ) -> None:
         self.request_ids, self._size, self._steps = tuple(request_ids), len(request_ids), len(tokens)
+        none = self._size * self._steps
         self._tokens = torch.cat([*tokens, tokens[0].new_full((1,), -2)])  # no token equals the last one
         last = empty_row(1, logits.dtype, logits.device, current_stream_id(logits.device))[1:]
-        inv_t, lse, cut, tie_id = (torch.cat(each) for each in zip(*stats, last))
-        self.dists: Distribution = (logits[: self._size * self._steps + 1], inv_t, lse, cut, tie_id)
+        inv_t, lse, cut, tie_id = zip(*stats, last)
+        joined = torch.cat([*inv_t, *lse, *cut]).view(3, none + 1)
+        self.dists: Distribution = (logits[: none + 1], joined[0], joined[1], joined[2], torch.cat(tie_id))
 
     def index_of(self, request_ids: tuple[str, ...], counts: tuple[int, ...], tokens: Tensor) -> Tensor:
         """Finds the distribution of each node.
@@ -76,7 +78,7 @@ class SampledDrafts:
             places = tuple(rows.get(each, -1) for each in request_ids)
         device = tokens.device
         index = _index(places, counts, self._size, self._steps, device, current_stream_id(device))
-        return torch.where(self._tokens[index] == tokens, index, self._size * self._steps)
+        return index.masked_fill(self._tokens.index_select(0, index) != tokens, self._size * self._steps)
 
 
 @lru_cache(maxsize=256)
@@ -91,6 +93,24 @@ def _index(
         found += [at * size + place if place >= 0 and at < steps else none for at in range(count - 1)]
     with torch.inference_mode(False):
         return host_to_device(found, torch.int32, device)
+
+
+@lru_cache(maxsize=256)
+def _numbers(passes: int, rows: int, device: torch.device, stream: int) -> tuple[Tensor, ...]:
+    """K times int32 [B], which hold 0 to K - 1. They are only read; each stream has its own."""
+    with torch.inference_mode(False):
+        return torch.arange(passes, dtype=torch.int32, device=device)[:, None].repeat(1, rows).unbind()
+
+
+def copy_rows(kept: Tensor, first: int, rows: Tensor) -> None:
+    """Copies rows [B, V] into `kept`, from row `first` on.
+
+    Args:
+        kept: Memory of the same width, dtype and device.
+        first: Row of `kept`.
+        rows: What is copied.
+    """
+    kept.narrow(0, first, rows.shape[0]).copy_(rows)
 
 
 class DraftSampling:
@@ -108,6 +128,11 @@ class DraftSampling:
         self._first_pass, self._stock = drafter.set_inputs_first_pass, drafter._sample_draft_tokens
         self._roots: Tensor | None = None
         self._step = 0
+        self._metadata: Any = None
+        self._parameters: tuple[Tensor, ...] = ()
+        self._seeds = torch.empty(0)
+        self._places: tuple[Tensor, ...] = ()
+        """Of each pass, int32 [B]: absolute positions if coupled, else the number of the pass."""
         self._ids: tuple[str, ...] = ()
         self._greedy: frozenset[str] = frozenset()
         self._tokens: list[Tensor] = []
@@ -136,38 +161,49 @@ class DraftSampling:
         """
         found = self._first_pass(*args, **kwargs)
         behind = 1 if self._drafter.pass_hidden_states_to_model else 0
-        self._roots = (self._drafter.positions[found[1].long()] + behind).to(torch.int32)
-        self._step = 0
+        self._roots = (self._drafter.positions.index_select(0, found[1]) + behind).to(torch.int32)
+        self._places, self._step = (), 0
         self._tokens, self._stats, self._greedy = [], [], frozenset()
         return found
 
     def _sample(self, hidden_states: Tensor, metadata: Any) -> tuple[Tensor, Tensor | None]:
         """Samples one draft token for each request."""
-        batch, step = self._batch_of(metadata), self._step
-        if metadata.all_greedy or self._roots is None:
+        roots, step = self._roots, self._step
+        if roots is None or metadata.all_greedy:
+            batch = self._batch_of(metadata)
             self._greedy = frozenset(batch.request_ids) if metadata.all_greedy else frozenset()
             return self._stock(hidden_states, metadata)
         logits = self._drafter.model.compute_logits(hidden_states)
+        if step >= len(self._places) or metadata is not self._metadata:
+            self._prepare(metadata, roots, logits)
         self._step += 1
-        inv_t, lse, cut, tie_id = distribution_stats(logits, *batch.parameters)
+        inv_t, lse, cut, tie_id = distribution_stats(logits, *self._parameters)
         if self._coupled:
-            positions = self._roots + (step + 1)
-            return replay_sample(logits, inv_t, cut, tie_id, batch.seeds, positions), None
-        index = torch.full_like(self._roots, step)
-        tokens = draft_sample(logits, inv_t, lse, cut, tie_id, batch.seeds, self._roots, index)
-        self._ids = batch.request_ids
+            return replay_sample(logits, inv_t, cut, tie_id, self._seeds, self._places[step]), None
+        tokens = draft_sample(logits, inv_t, lse, cut, tie_id, self._seeds, roots, self._places[step])
         self._tokens.append(tokens)
         self._stats.append((inv_t, lse, cut, tie_id))
-        self._keep(logits, step)
+        copy_rows(self._logits, step * logits.shape[0], logits)
         return tokens, None
 
-    def _keep(self, logits: Tensor, step: int) -> None:
-        """Copies draft logits [B, V] behind those of earlier passes, into memory that is used again."""
+    def _prepare(self, metadata: Any, roots: Tensor, logits: Tensor) -> None:
+        """Sets what all passes of a step share. The time between passes counts, so they look nothing up."""
+        batch, step, device = self._batch_of(metadata), self._step, logits.device
+        self._metadata, self._parameters, self._seeds = metadata, batch.parameters, batch.seeds
+        self._ids = batch.request_ids
+        passes = max(int(self._drafter.num_speculative_tokens), step + 1)
+        self._places = _numbers(passes, roots.shape[0], device, current_stream_id(device))
+        if self._coupled:
+            self._places = (torch.stack(self._places) + (roots + 1)).unbind()
+        else:
+            self._reserve(passes, step, logits)
+
+    def _reserve(self, passes: int, step: int, logits: Tensor) -> None:
+        """Makes room for the logits of all passes, and one row, in memory that is used again."""
         rows, columns = logits.shape
-        kept, needed = self._logits, (step + 1) * rows + 1
-        if kept.shape[1] != columns or kept.dtype != logits.dtype or kept.device != logits.device or len(kept) < needed:
-            passes = max(int(self._drafter.num_speculative_tokens), step + 1)
-            self._logits = logits.new_zeros(passes * rows + 1, columns)
+        kept, needed = self._logits, passes * rows + 1
+        fits = kept.shape[0] >= needed and kept.shape[1] == columns
+        if not fits or kept.dtype != logits.dtype or kept.device != logits.device:
+            self._logits = logits.new_zeros(needed, columns)
             if step:
                 self._logits[: step * rows] = kept[: step * rows]
-        self._logits[step * rows : (step + 1) * rows] = logits

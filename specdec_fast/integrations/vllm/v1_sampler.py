@@ -89,7 +89,8 @@ class V1Sampler:
         counts = (1,) * size if drafts is None else tuple([count + 1 for count in drafts.num_draft_tokens])
         layout = step_layout(counts, logits.device)
         nodes = self._nodes_of(drafts, size)
-        roots = runner.positions[nodes if drafts is None else nodes[layout.first]].to(torch.int32)
+        first = nodes if drafts is None else nodes.index_select(0, layout.first)
+        roots = runner.positions.index_select(0, first).to(torch.int32)
         if drafts is None:
             emitted = self._sample_roots(processed, metadata, batch, layout, roots)
         else:
@@ -123,7 +124,7 @@ class V1Sampler:
         roots: Tensor,
     ) -> Tensor:  # fmt: skip
         """Verifies the drafts of a step; returns what it emits, int32 [B, D + 1]."""
-        chains = Chains(self._runner.input_ids.gpu[drafts.logits_indices].long(), layout)
+        chains = Chains(self._runner.input_ids.gpu.index_select(0, drafts.logits_indices).long(), layout)
         if self._draws and self._rule != "replay":
             self._add_distributions(chains, drafts, batch, counts)
         return verify_chains(self._rule, chains, logits, batch.per_node(layout), batch.seeds, roots)[0]
