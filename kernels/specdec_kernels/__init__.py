@@ -30,11 +30,15 @@ from .ops.recursive_rejection_verify import recursive_rejection_thresholds, recu
 from .ops.rejection_verify import rejection_thresholds, rejection_verify, rejection_verify_logits
 from .ops.replay_sample import replay_sample
 from .ops.replay_verify import replay_verify
+from .ops.state_commit import state_commit, window_commit
 from .ops.traversal_verify import traversal_thresholds, traversal_verify
 from .ops.tree_attention import AttentionPlan, attention_plan, plan_for, tree_attention
+from .ops.tree_conv import tree_conv
+from .ops.tree_delta import tree_delta
 from .ops.tree_expand import tree_expand
 from .ops.tree_grow import Growth, tree_grow
 from .ops.tree_plan import TreePlan, tree_plan
+from .ops.tree_ssm import tree_ssm
 from .ops.typical_verify import typical_verify
 from .overlay import Overlay
 from .unknown_names import RENAMED_OPERATORS, hint
@@ -85,15 +89,20 @@ __all__ = [
     "rejection_verify_logits",
     "replay_sample",
     "replay_verify",
+    "state_commit",
     "stores_by_input",
     "traversal_thresholds",
     "traversal_verify",
     "tree_attention",
+    "tree_conv",
+    "tree_delta",
     "tree_expand",
     "tree_grow",
     "tree_plan",
+    "tree_ssm",
     "typical_verify",
     "use_backend",
+    "window_commit",
 ]
 
 if not TYPE_CHECKING:  # type checkers would take every name for an attribute

@@ -1,0 +1,1 @@
+"""What operators of recurrent layers share: packed nodes, gates and the arguments that all of them check."""

@@ -1,0 +1,82 @@
+"""Plain PyTorch definition of tree_delta."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._recurrence.gates import check_state, gate_of, heads_of, start_state
+from .._recurrence.packed_nodes import check_advance, check_tree, walk_nodes
+
+
+def tree_delta(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_gate: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    parents: Tensor | None = None,
+    advance: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The gated delta rule over packed trees: each node continues the state of its parent.
+
+    With S the parent's state, a node computes S' = exp(log_gate) S, correction u = beta (value - key S'), its state
+    S' + key u, and the output query S. (Gated DeltaNet, arXiv 2412.06464; one gate per channel: Kimi Linear, arXiv
+    2510.26692.) Its key, u and log_gate are its record: `state_commit` replays the records of an accepted path.
+
+    The bits of a node depend on its ancestors only. So a tree, a chain and one node at a time give the same.
+
+    Args:
+        query: [M, G, K], any float dtype, scaled and normalized. Heads h * H / G to (h + 1) * H / G - 1 share it.
+        key: [M, G, K], normalized.
+        value: [M, H, V].
+        log_gate: Logarithm of the factor of the state, at most 0: [M, H], or [M, H, K] for one per channel.
+        beta: Learning rates [M, H].
+        state: States of committed texts, float32 or float64 [R, H, K, V]. Only `advance` writes to them.
+        rows: Row of each request, int32 [B].
+        lengths: Committed tokens of each request, int32 [B]. A state of 0 tokens counts as zeros.
+        offsets: First node of each request, int32 [B + 1].
+        parents: Parent of each node by its index in its tree, -1 at roots, int32 [M]; None for chains.
+        advance: Commit chains at once: the state after the last node replaces that of its row.
+
+    Returns:
+        Outputs [M, H, V] in the dtype of `value`, and corrections [M, H, V] in that of `state`. Nodes from offsets[B]
+        on have zeros.
+
+    Raises:
+        ValueError: If shapes, dtypes or parents do not fit.
+    """
+    op = "tree_delta"
+    capacity, heads, _, _, nodes = check_state(op, state, key, value, log_gate, None)
+    if query.shape != key.shape or beta.shape != (nodes, heads):
+        raise ValueError(
+            f"{op}: query is {list(query.shape)} and beta {list(beta.shape)}; expected {list(key.shape)} and "
+            f"[{nodes}, {heads}]"
+        )
+    check_tree(op, nodes, capacity, rows, lengths, offsets, parents)
+    check_advance(op, parents, advance)
+    wide = state.dtype
+    queries, keys = heads_of(query.to(wide), heads), heads_of(key.to(wide), heads)
+    values, gates, rates = value.to(wide), log_gate.to(wide), beta.to(wide)
+    outputs, corrections = torch.zeros_like(values), torch.zeros_like(values)
+    states: dict[int, Tensor] = {}
+    row_of, counts = rows.tolist(), lengths.tolist()
+    for request, node, parent in walk_nodes(op, offsets, parents):
+        before = states[parent] if parent >= 0 else start_state(state, row_of[request], counts[request])
+        decayed = before * gate_of(gates[node], None)
+        own_key = keys[node][:, :, None]
+        correction = (values[node] - (decayed * own_key).sum(1)) * rates[node][:, None]
+        states[node] = decayed + own_key * correction[:, None, :]
+        outputs[node] = (states[node] * queries[node][:, :, None]).sum(1)
+        corrections[node] = correction
+        if advance:
+            states.pop(parent, None)
+    if advance:
+        for row, end in zip(row_of, offsets[1:].tolist()):
+            if end - 1 in states:
+                state[row] = states[end - 1]
+    return outputs.to(value.dtype), corrections
