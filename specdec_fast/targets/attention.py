@@ -19,6 +19,7 @@ from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from specdec_fast.interfaces import Slots
+from specdec_fast.targets.recurrent_layers import MixerProbe, layer_of
 from specdec_kernels import AttentionPlan, kv_stage, plan_for, tree_attention
 from specdec_kernels.triton_shared.triton_backend import INTERPRETED
 
@@ -32,7 +33,7 @@ class PackedContext:
 
     Attributes:
         slots: Places of the staged nodes.
-        keys: Keys by layer, [num_pages, page_size, heads, dim] each.
+        keys: Keys by layer, [num_pages, page_size, heads, dim] each; None where a layer has no attention.
         values: Values by layer.
         windows: Window of each layer in tokens, 0 for none. None: the window that the model passes with each call.
         plans: Attention plans by kind of layer.
@@ -98,12 +99,14 @@ class Probe:
         masks: Masks that transformers' mask functions made, each with the rule that it stands for.
         num_tokens: Tokens of the dry run.
         device: Device of the model.
+        mixers: Records the calls of recurrent layers.
     """
 
     calls: list[AttentionCall] = field(default_factory=list)
     masks: list[tuple[Tensor, MaskFunction]] = field(default_factory=list)
     num_tokens: int = 1
     device: torch.device | None = None
+    mixers: MixerProbe = field(default_factory=MixerProbe)
 
     @property
     def modules(self) -> dict[int, torch.nn.Module]:
@@ -176,7 +179,7 @@ def attend(
             f"a model with attention '{NAME}' was called outside its target; use its engine, or close that with "
             "engine.close(), which gives the model its own attention back"
         )
-    layer: Any = module.layer_idx
+    layer: Any = layer_of(module)
     if isinstance(packed, Probe):
         packed.calls.append(AttentionCall(module, layer, query, key, value, attention_mask, sliding_window or 0, rest))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None

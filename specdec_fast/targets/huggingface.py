@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specdec_fast.cache.paged import PagedCache
+from specdec_fast.cache.hybrid import HybridCache, make_cache
 from specdec_fast.core.autocast import without_autocast
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
 from specdec_fast.targets import attention, load_checks
 from specdec_fast.targets.fused_forward import FusedForward, build_fused_forward, why_not_fused
+from specdec_fast.targets.hidden_states import entered_layer, hook_hidden_state
 from specdec_fast.targets.layer_skipping import LayerSkipping
 from specdec_fast.targets.linear_layers import align_logits, store_by_input
 from specdec_fast.targets.model_lease import ModelLease, modules_in_use
@@ -26,6 +27,7 @@ from specdec_fast.targets.model_state import unchanged_on_error
 from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
 from specdec_fast.targets.output_scaling import OutputScaling, find_output_scaling
 from specdec_fast.targets.packed_forward import build_packed_forward
+from specdec_fast.targets.recurrent_layers import MixerPass, MixerUse, find_mixers, running
 from specdec_fast.targets.sharding import find_ranks
 from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.torch_compile import compile_forward
@@ -141,26 +143,29 @@ class HuggingFaceTarget:
         sample = load_checks.sample_text(model, count)
         expected = load_checks.own_logits(model, sample)[count // 2 :, : self.vocab_size]
         attention.use_attention(model, attention.PROBE_NAME)
+        mixers: list[Any] = find_mixers(model)
+        self.lease.before_end(MixerUse(model, mixers).release)
         first = sample[: load_checks.DRY_TOKENS]
         probe = load_checks.observe(model, first, torch.arange(len(first), device=self.device))
-        shapes = load_checks.check_calls(model, probe.calls)
-        self.num_layers = len(shapes)
-        self._decoder = load_checks.find_decoder(model, probe.calls)
+        shapes = load_checks.check_calls(model, probe.calls, bool(mixers))
+        self.num_layers = int(model.config.get_text_config().num_hidden_layers)
+        self._attending = tuple(shapes)
+        inner = [(call.layer, call.module) for call in probe.calls]
+        inner += [(int(mixer.layer_idx), mixer) for mixer in mixers]
+        self._decoder = load_checks.find_decoder(model, inner)
         layers = None if self._decoder is None else list(self.layers)
-        self.windows = load_checks.find_windows(model, probe, layers, self.max_length)
+        windows = load_checks.find_windows(model, probe, layers, self.max_length)
+        self.windows = None if windows is None else self._by_layer(windows, 0)
         self.lease.serve_attention(model)
         # embeddings of positions may end early if the configuration does not say where; a GPU would not survive that
         far = self.max_length - 1 if positions or self.device.type == "cpu" else count - 1
         load_checks.check_independence(model, first, probe.calls, far)
-        self.cache = PagedCache(
-            shapes,
-            num_pages=num_pages,
-            page_size=page_size,
-            max_rows=max_rows,
-            max_length=self.max_length,
-            dtype=probe.calls[0].key.dtype,
-            device=self.device,
-        )
+        capacity = {
+            "num_pages": num_pages, "page_size": page_size, "max_rows": max_rows, "max_length": self.max_length,
+            "dtype": probe.calls[0].key.dtype if probe.calls else model.dtype, "device": self.device,
+        }  # fmt: skip
+        self._places = {place: at for at, place in enumerate(probe.mixers.shapes)}
+        self.cache = make_cache(list(shapes.values()), list(probe.mixers.shapes.values()), **capacity)
         names = ("final_norm",) if self._decoder is not None else ()
         packed, states = load_checks.packed_logits(self, sample, names)
         load_checks.check_logits(model, packed, expected)
@@ -171,8 +176,8 @@ class HuggingFaceTarget:
             store_by_input(model)
         else:
             align_logits(model)
-        windows = self.windows if self.windows is not None else [call.window for call in probe.calls]
-        self._choose_forward(compile, fused_forward, windows, sample, expected)
+        passed = self.windows if self.windows is not None else [call.window for call in probe.calls]
+        self._choose_forward(compile, fused_forward, passed, sample, expected)
 
     def _choose_forward(
         self, compile: bool, fused: bool | None, windows: Sequence[int], sample: Tensor, expected: Tensor
@@ -215,12 +220,13 @@ class HuggingFaceTarget:
             Logits [B, V], [N, V] or None, and hidden states [M, hidden] by name.
         """
         slots = self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
+        mixers = self._mixer_pass(rows, slots, None, advance=True)
         if isinstance(logits, Tensor):
-            return self._run(tokens, slots, logits, aux_hidden_states)
+            return self._run(tokens, slots, logits, aux_hidden_states, mixers)
         # modules compute one row of logits at least
         fewest = tokens.new_zeros(0 if isinstance(self._logits, FusedForward) else 1)
         wanted = (offsets[1:] - 1).long() if logits else fewest
-        output = self._run(tokens, slots, wanted, aux_hidden_states)
+        output = self._run(tokens, slots, wanted, aux_hidden_states, mixers)
         return output if logits else TargetOutput(None, output.aux_hidden_states)
 
     def score(self, draft: Draft, plan: TreePlan, aux_hidden_states: Sequence[str] = ()) -> tuple[TargetOutput, Slots]:
@@ -235,7 +241,8 @@ class HuggingFaceTarget:
             Logits [M, V] and hidden states, and the slots to commit.
         """
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, None if draft.is_chain else plan)
-        return self._run(draft.tokens, slots, None, aux_hidden_states), slots
+        mixers = self._mixer_pass(draft.rows, slots, None if draft.is_chain else draft.parents, advance=False)
+        return self._run(draft.tokens, slots, None, aux_hidden_states, mixers), slots
 
     @contextmanager
     def skip_layers(self, skip: SkippedLayers) -> Iterator[None]:
@@ -258,22 +265,46 @@ class HuggingFaceTarget:
         finally:
             self._logits = usual
 
+    def _mixer_pass(self, rows: Tensor, slots: Slots, parents: Tensor | None, *, advance: bool) -> MixerPass | None:
+        """The pass of recurrent layers, or None if the model has none."""
+        if not isinstance(self.cache, HybridCache):
+            return None
+        states = self.cache.recurrent
+        if not advance:
+            states.begin()
+        return MixerPass(states, self._places, rows, slots.lengths, slots.offsets, parents, advance)
+
+    def _by_layer(self, parts: list[Any], default: Any = None) -> list[Any]:
+        """Places what belongs to attention at the layers that have one."""
+        if len(parts) == self.num_layers:
+            return parts
+        known = dict(zip(self._attending, parts, strict=True))
+        return [known.get(layer, default) for layer in range(self.num_layers)]
+
     def _run(
-        self, tokens: Tensor, slots: Slots, wanted: Tensor | None, aux_hidden_states: Sequence[str]
+        self,
+        tokens: Tensor,
+        slots: Slots,
+        wanted: Tensor | None,
+        aux_hidden_states: Sequence[str],
+        mixers: MixerPass | None,
     ) -> TargetOutput:
         """Runs one packed pass."""
         # autograd could not record writes to the cache, and autocast would change the dtype of keys
         if torch.is_grad_enabled() or torch.is_autocast_enabled(self.device.type):
             with torch.no_grad(), without_autocast(self.device):
-                return self._run(tokens, slots, wanted, aux_hidden_states)
+                return self._run(tokens, slots, wanted, aux_hidden_states, mixers)
         if not attention.is_served(self.model.config):  # the model was used elsewhere in between
             self.lease.serve_attention(self.model)
-        context = attention.PackedContext(slots, self.cache.keys, self.cache.values, self.windows)
+        keys, values = self._by_layer(self.cache.keys), self._by_layer(self.cache.values)
+        context = attention.PackedContext(slots, keys, values, self.windows)
+        if mixers is not None:
+            context.hidden_states = mixers.hidden_states
         if aux_hidden_states and isinstance(self._logits, FusedForward):
-            entered = [self._entered_layer(name) for name in aux_hidden_states]
+            entered = [entered_layer(name, self.num_layers) for name in aux_hidden_states]
             logits, found = self._logits.run_with_states(tokens, slots.positions, wanted, context, entered)
             return TargetOutput(logits[:, : self.vocab_size], dict(zip(aux_hidden_states, found, strict=True)))
-        with ExitStack() as leaving:
+        with ExitStack() as leaving, running(mixers):
             if not isinstance(self._logits, FusedForward):
                 leaving.enter_context(modules_in_use(self.model))
             for name in aux_hidden_states:
@@ -291,43 +322,10 @@ class HuggingFaceTarget:
             self._compiled_with_states[aux_hidden_states] = compile_forward(self._plain_logits)
         return self._compiled_with_states[aux_hidden_states]
 
-    def _entered_layer(self, name: str) -> int:
-        """Returns the number of a hidden state: that of the layer it enters, or of the final norm behind all layers.
-
-        Raises:
-            ValueError: If there is no such state.
-        """
-        place, _, index = name.partition(":")
-        if name == "final_norm":
-            return self.num_layers + 1
-        if place != "entering" or not index.isdigit() or int(index) > self.num_layers:
-            raise ValueError(
-                f"auxiliary hidden state: got {name!r}; expected 'final_norm' or 'entering:i' with i <= "
-                f"{self.num_layers}"
-            )
-        return int(index)
-
     def _hook_hidden_state(self, name: str) -> Any:
-        """Registers a hook that stores a hidden state in the context of its pass, so compiled code contains it."""
-        index = self._entered_layer(name)
-        if index > self.num_layers:
-
-            def store_output(_module: Any, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
-                kwargs["packed"].hidden_states[name] = output[0][0]
-
-            return self._require_decoder()[0].register_forward_hook(store_output, with_kwargs=True)
-        if index == self.num_layers:  # behind the last layer, before the final norm
-
-            def store_last(_module: Any, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
-                kwargs["packed"].hidden_states[name] = (output[0] if isinstance(output, tuple) else output)[0]
-
-            return self.layers[-1].register_forward_hook(store_last, with_kwargs=True)
-
-        def store_input(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = args[0] if args else kwargs["hidden_states"]
-            kwargs["packed"].hidden_states[name] = hidden[0]
-
-        return self.layers[index].register_forward_pre_hook(store_input, with_kwargs=True)
+        """Registers a hook that stores a hidden state in the context of its pass."""
+        entered_layer(name, self.num_layers)
+        return hook_hidden_state(name, self.layers, lambda: self._require_decoder()[0])
 
     @property
     def fused_forward(self) -> FusedForward | None:

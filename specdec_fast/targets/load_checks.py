@@ -22,6 +22,7 @@ from specdec_fast.targets import attention
 from specdec_fast.targets.attention import AttentionCall, MaskFunction, Probe
 from specdec_fast.targets.layer_skipping import LayerSkipping
 from specdec_fast.targets.model_support import UnsupportedModelError
+from specdec_fast.targets.recurrent_layers import running
 from specdec_fast.targets.skipped_layers import SkippedLayers
 
 SAMPLE_TOKENS, DRY_TOKENS = 8, 4  # more would lengthen the opening of large models
@@ -100,29 +101,31 @@ def observe(model: Any, tokens: Tensor, positions: Tensor) -> Probe:
     probe = Probe(num_tokens=len(tokens), device=model.device)
     # projections of large vocabularies would take half of the time, and quantized ones fail without a row
     first = tokens.new_zeros(1)
-    with torch.inference_mode(), probe.recording(), _explaining(model, "a packed pass"):
+    with torch.inference_mode(), probe.recording(), running(probe.mixers), _explaining(model, "a packed pass"):
         model.forward(
             input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=first, packed=probe
         )
     return probe
 
 
-def check_calls(model: Any, calls: Sequence[AttentionCall]) -> list[LayerShape]:
-    """Checks that every layer calls attention once, with arguments that packed passes apply.
+def check_calls(model: Any, calls: Sequence[AttentionCall], has_mixers: bool = False) -> dict[int, LayerShape]:
+    """Checks that layers call attention once, with arguments that packed passes apply.
 
     Args:
         model: The model, for messages.
         calls: Attention calls of a dry run.
+        has_mixers: The model has recurrent layers too, so that some have no attention.
 
     Returns:
-        Shapes of keys and values by layer.
+        Shapes of keys and values by layer, in the order of layers.
 
     Raises:
         UnsupportedModelError: If a layer calls attention never or twice, or passes something else.
     """
     name, expected = type(model).__name__, model.config.get_text_config().num_hidden_layers
     found = [call.layer for call in calls]
-    if None in found or sorted(found) != list(range(expected)):
+    wanted = sorted({*found} - {None}) if has_mixers else list(range(expected))
+    if None in found or sorted(found) != wanted:
         raise UnsupportedModelError(
             f"{name}: got attention calls from layers {found}; expected one from each of {expected} layers; "
             "models whose layers share, repeat or lack attention are not supported"
@@ -148,24 +151,26 @@ def check_calls(model: Any, calls: Sequence[AttentionCall]) -> list[LayerShape]:
             )
     width = [max(call.key.shape[3], call.value.shape[3]) for call in calls]
     shapes = {call.layer: LayerShape(call.key.shape[1], dim, dim) for call, dim in zip(calls, width, strict=True)}
-    return [shapes[layer] for layer in range(expected)]
+    return {layer: shapes[layer] for layer in wanted}
 
 
-def find_decoder(model: Any, calls: Sequence[AttentionCall]) -> tuple[torch.nn.Module, torch.nn.ModuleList] | None:
-    """Finds the decoder, whose list of layers contains the attention modules that were called.
+def find_decoder(
+    model: Any, inner: Sequence[tuple[int, torch.nn.Module]]
+) -> tuple[torch.nn.Module, torch.nn.ModuleList] | None:
+    """Finds the decoder, whose list of layers contains the modules that mix tokens.
 
     Args:
         model: The model.
-        calls: Attention calls of a dry run, one per layer.
+        inner: Attention modules and mixers, each with its layer.
 
     Returns:
         The decoder and its layers, or None. The list may have more entries than the model uses.
     """
     for owner in model.modules():
         for layers in owner.children():
-            if not isinstance(layers, torch.nn.ModuleList) or len(layers) < len(calls):
+            if not isinstance(layers, torch.nn.ModuleList) or len(layers) <= max(at for at, _ in inner):
                 continue
-            if all(any(call.module is inner for inner in layers[call.layer].modules()) for call in calls):
+            if all(any(module is each for each in layers[at].modules()) for at, module in inner):
                 return owner, layers
     return None
 

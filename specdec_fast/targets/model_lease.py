@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,6 +75,13 @@ def modules_in_use(model: Any) -> threading.RLock:
     return _LOCKS.setdefault(model, threading.RLock()) if found is None else found
 
 
+def _end(shared: _Shared, before: list[Callable[[], None]]) -> None:
+    """Ends one use of a model."""
+    for restore in before:
+        restore()
+    shared.give()
+
+
 class ModelLease:
     """One target's use of a model, from before it changes the model until it is released or garbage collected.
 
@@ -94,15 +101,20 @@ class ModelLease:
             _SHARED[model] = weakref.ref(shared)
         shared.take()
         self._shared: _Shared | None = shared
-        self._when_collected = weakref.finalize(self, shared.give)
+        self._before_end: list[Callable[[], None]] = []
+        self._when_collected = weakref.finalize(self, _end, shared, self._before_end)
         self._when_collected.atexit = False
+
+    def before_end(self, restore: Callable[[], None]) -> None:
+        """Adds a function that is called once when this use ends."""
+        self._before_end.append(restore)
 
     def release(self) -> None:
         """Ends this use. Calling it twice is harmless."""
         shared, self._shared = self._shared, None
         self._when_collected.detach()
         if shared is not None:
-            shared.give()
+            _end(shared, self._before_end)
 
     def restore_attention(self) -> None:
         """Gives the model the attention that it had before its first target, until another is set."""

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from specdec_fast.targets.quantized_layers import why_tokens_depend
+from specdec_fast.targets.recurrent_layers import KINDS, find_mixers, why_not_served
 from specdec_fast.targets.sharding import is_tensor_parallel, sharded_weights
 
 PINNED_ROPE = ("dynamic", "longrope")  # their frequencies depend on the longest position of the batch
 ATTENTION_LAYERS = ("full_attention", "sliding_attention", "attention")
+RECURRENT_LAYERS = ("linear_attention", "mamba", "mamba2", "conv", "hybrid", "moe", "mlp")
 
 
 class UnsupportedModelError(ValueError):
@@ -39,17 +41,21 @@ def check_supported(model: Any) -> None:
         raise UnsupportedModelError(f"{name}: {reason}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name}: got an encoder-decoder; expected a decoder-only causal model; choose one")
-    if getattr(model, "_is_stateful", False):
+    if (reason := why_not_served(model)) is not None:
+        raise UnsupportedModelError(f"{name}: {reason}; choose another model")
+    has_mixers = bool(find_mixers(model))
+    if getattr(model, "_is_stateful", False) and not has_mixers:
         raise UnsupportedModelError(
-            f"{name}: got a model with recurrent state; expected attention layers only, since that state cannot be "
-            "rolled back by forgetting slots; choose another model"
+            f"{name}: got a model with recurrent state, but no mixer that is known; expected attention layers, or "
+            f"mixers of these kinds: {', '.join(KINDS)}; choose another model"
         )
-    if not getattr(model, "_supports_attention_backend", False):
+    if not has_mixers and not getattr(model, "_supports_attention_backend", False):
         raise UnsupportedModelError(
             f"{name}: does not support transformers' attention interface; expected a model whose attention goes "
             "through AttentionInterface (Llama, Qwen, Mistral, GPT-2, Gemma and most current decoders do)"
         )
-    odd = sorted({kind for kind in getattr(config, "layer_types", None) or () if kind not in ATTENTION_LAYERS})
+    known = (*ATTENTION_LAYERS, *(RECURRENT_LAYERS if has_mixers else ()))
+    odd = sorted({kind for kind in getattr(config, "layer_types", None) or () if kind not in known})
     if odd:
         raise UnsupportedModelError(
             f"{name}: got layers of type {', '.join(odd)}; expected full or sliding-window attention only "

@@ -1,0 +1,121 @@
+"""The cache of a model that mixes attention with recurrent layers. Tests: tests/cache/test_hybrid.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from specdec_fast.cache.paged import LayerShape, PagedCache
+from specdec_fast.cache.recurrent_states import RecurrentStates, StateShape, WindowShape
+from specdec_fast.interfaces import Slots
+
+
+class HybridCache(PagedCache):
+    """Pages for attention layers, and one committed state per row for recurrent ones, behind the same verbs.
+
+    A released row starts again from an empty state. Earlier states of a row are not kept, so rows are not truncated and
+    prompts share no pages.
+
+    Args:
+        states: States of the recurrent layers.
+        **options: Arguments of `PagedCache`.
+
+    Attributes:
+        recurrent: States of the recurrent layers.
+    """
+
+    why_no_sharing = "recurrent states of earlier positions are not kept"
+
+    def __init__(self, states: RecurrentStates, **options: Any) -> None:
+        super().__init__(**options)
+        self.recurrent = states
+
+    def commit(
+        self,
+        rows: Tensor,
+        slots: Slots,
+        path: Tensor,
+        num_accepted: Tensor,
+        chains: Sequence[int] | None = None,
+    ) -> None:
+        """Keeps the accepted path of each request: its keys and values, and the states after its last node.
+
+        Args:
+            rows: Row of each request, int32 [B].
+            slots: The places of the staged nodes.
+            path: Accepted nodes on the packed axis, root first and padded with -1, int32 [B, D + 1].
+            num_accepted: Accepted draft nodes of each request, int32 [B].
+            chains: As for `PagedCache.commit`.
+        """
+        self.recurrent.commit(rows, slots.lengths, path)
+        if self.keys:
+            super().commit(rows, slots, path, num_accepted, chains)
+        else:
+            self.lengths.index_add_(0, rows.long(), num_accepted + 1)
+
+    def rollback(self, rows: Tensor | Sequence[int], lengths: Tensor | Sequence[int]) -> None:
+        """Accepts the present lengths of rows only, since recurrent states cannot be truncated.
+
+        Args:
+            rows: B rows.
+            lengths: Their lengths.
+
+        Raises:
+            ValueError: If a length differs from that of its row.
+        """
+        self._check_lengths("rollback", rows, lengths)
+
+    def set_lengths(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Accepts the present lengths of rows only. See `rollback`."""
+        self._check_lengths("set_lengths", rows, lengths)
+
+    def _check_lengths(self, verb: str, rows: Tensor | Sequence[int], lengths: Tensor | Sequence[int]) -> None:
+        for row, length in zip([int(row) for row in rows], [int(each) for each in lengths], strict=True):
+            held = int(self.lengths[row])
+            if length != held:
+                raise ValueError(
+                    f"{verb}: got length {length} for row {row} of {held} tokens; expected {held}, since the states "
+                    "of recurrent layers cannot go back; release the row and compute it again"
+                )
+
+    def fork(self, source: int, row: int, length: int) -> bool:
+        """Makes an empty row share all tokens of another row. Its states are copied.
+
+        Args:
+            source: The row to read from.
+            row: The empty row.
+            length: Tokens to share: all of the source.
+
+        Returns:
+            False, without any change, if the pool has too few free pages.
+
+        Raises:
+            ValueError: If `row` holds pages, or if `length` is not that of the source.
+        """
+        self._check_lengths("fork", [source], [length])
+        if not super().fork(source, row, length):
+            return False
+        self.recurrent.fork(source, row)
+        return True
+
+
+def make_cache(layers: Sequence[LayerShape], states: Sequence[WindowShape | StateShape], **options: Any) -> PagedCache:
+    """Returns the cache of a model.
+
+    Args:
+        layers: Shapes of the layers with attention.
+        states: Windows and states of recurrent layers.
+        **options: Other arguments of `PagedCache`.
+
+    Returns:
+        A `HybridCache` if there are any states.
+
+    Raises:
+        ValueError: If it does not fit into memory.
+    """
+    if not states:
+        return PagedCache(layers, **options)
+    rest = {name: options[name] for name in ("max_rows", "dtype", "device")}
+    return HybridCache(RecurrentStates(states, **rest), layers=layers, **options)
