@@ -27,7 +27,7 @@ from specdec_fast.targets.model_state import unchanged_on_error
 from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
 from specdec_fast.targets.output_scaling import OutputScaling, find_output_scaling
 from specdec_fast.targets.packed_forward import build_packed_forward
-from specdec_fast.targets.recurrent_layers import MixerPass, MixerUse, find_mixers, running
+from specdec_fast.targets.recurrent_layers import MixerPass, MixerUse, find_mixers, running, with_equal_columns
 from specdec_fast.targets.sharding import find_ranks
 from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.torch_compile import compile_forward
@@ -174,6 +174,7 @@ class HuggingFaceTarget:
             self._scaling = find_output_scaling(model, states["final_norm"][-1:], packed[-1:])
         if self.device.type == "cpu":
             store_by_input(model)
+            with_equal_columns(mixers)
         else:
             align_logits(model)
         passed = self.windows if self.windows is not None else [call.window for call in probe.calls]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,6 +81,23 @@ def store_by_input(model: torch.nn.Module) -> None:
             if product is not None:
                 BatchInvariantLinear.product = product
                 module.__class__ = BatchInvariantLinear
+
+
+class BatchInvariantWeight(torch.nn.Parameter):
+    """A weight that a model multiplies as `weight @ columns`, as Mamba does. Each column has the bits it has alone."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Calls a function of torch. Products with [..., inputs, M] are `batch_invariant_linear`."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _PRODUCTS and isinstance(args[0], cls) and uses_batch_invariant_linear(args[0].dtype):
+                weight, columns = args[0], args[1]
+                if columns.is_cpu and columns.dtype == weight.dtype and weight.dim() == 2:
+                    return batch_invariant_linear(columns.mT.contiguous(), weight).mT
+            return func(*args, **(kwargs or {}))
+
+
+_PRODUCTS = frozenset({torch.matmul, Tensor.matmul, Tensor.__matmul__})
 
 
 def _compiled(weight: Tensor) -> Callable[..., Tensor] | None:

@@ -24,6 +24,7 @@ class ModelState:
     def __init__(self, model: Any) -> None:
         self._training = [(module, module.training) for module in model.modules()]
         self._attention = [(config, config._attn_implementation_internal) for config in _configs(model)]
+        self._weights = [(weight, type(weight)) for weight in model.parameters()]
         self._linear = [
             (module, module.__class__, module.weight.shape, module.weight.stride())
             for module in model.modules()
@@ -35,6 +36,9 @@ class ModelState:
         for module, training in self._training:
             module.training = training
         self.restore_attention()
+        for parameter, own in self._weights:
+            if type(parameter) is not own:
+                parameter.__class__ = own
         for module, kind, shape, stride in self._linear:
             module.__class__ = kind
             weight = module.weight

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.cache.recurrent_states import RecurrentStates, StateShape, WindowShape
+from specdec_fast.targets.linear_layers import BatchInvariantWeight
 from specdec_fast.targets.mixer_calls import CONVOLUTION, SEAMS, Seam
 
 KINDS = tuple(sorted(each.kind for each in SEAMS.values()))
@@ -110,6 +111,18 @@ def hidden_states_of(given: Mapping[str, Any]) -> dict[str, Tensor]:
         return found
     now = _running.get()
     return now.hidden_states if isinstance(now, MixerPass) else {}
+
+
+def with_equal_columns(mixers: list[torch.nn.Module]) -> None:
+    """Makes products of steps, which Mamba-1 writes out, give each token the bits that it has alone.
+
+    Args:
+        mixers: Mixers of a model on a CPU. Their weights change their type.
+    """
+    for mixer in mixers:
+        weight = getattr(getattr(mixer, "dt_proj", None), "weight", None)
+        if "mamba_selective_scan" in seams_of(mixer) and type(weight) is torch.nn.Parameter:
+            weight.__class__ = BatchInvariantWeight
 
 
 def layer_of(module: Any) -> int | None:
