@@ -18,6 +18,7 @@ from specdec_fast.core.autocast import without_autocast
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
 from specdec_fast.targets import attention, load_checks
+from specdec_fast.targets.activations import with_batch_invariant_activations
 from specdec_fast.targets.fused_forward import FusedForward, build_fused_forward, why_not_fused
 from specdec_fast.targets.hidden_states import entered_layer, hook_hidden_state
 from specdec_fast.targets.layer_skipping import LayerSkipping
@@ -43,8 +44,8 @@ class HuggingFaceTarget:
 
     The model keeps its values, and weights may be changed in place; after replacing a weight, build another target. The
     model's attention function is replaced. On a CPU its linear layers store weights in another order, and multiply by
-    `batch_invariant_linear` in float32 (`store_by_input`). On a GPU, rows of logits begin at multiples of 16 elements
-    (`align_logits`).
+    `batch_invariant_linear` in float32 (`store_by_input`). Activations become batch-invariant, unless `compile` is
+    True. On a GPU, rows of logits begin at multiples of 16 elements (`align_logits`).
 
     Passes with skipped layers run the model's modules in place of the fused forward, and are never compiled.
 
@@ -166,6 +167,8 @@ class HuggingFaceTarget:
         }  # fmt: skip
         self._places = {place: at for at, place in enumerate(probe.mixers.shapes)}
         self.cache = make_cache(list(shapes.values()), list(probe.mixers.shapes.values()), **capacity)
+        if self.device.type == "cpu" and not compile:
+            self._logits = self._plain_logits = with_batch_invariant_activations(model, self._plain_logits)
         names = ("final_norm",) if self._decoder is not None else ()
         packed, states = load_checks.packed_logits(self, sample, names)
         load_checks.check_logits(model, packed, expected)

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from specdec_fast.targets.activations import is_activation
+
 AttentionNames = list[tuple[Any, Any]]
 """Configurations of a model and its parts, each with the name of its attention function."""
 
 
 class ModelState:
-    """Records what a target changes in a model: the attention function, training flags, and linear layers.
+    """Records what a target changes in a model: the attention function, training flags, linear layers, and activations.
 
     Values of weights are not recorded: a target leaves them as they are.
 
@@ -30,15 +32,18 @@ class ModelState:
             for module in model.modules()
             if isinstance(module, torch.nn.Linear) and _has_strides(module.weight)
         ]
+        self._activations = [(module, module.__class__) for module in model.modules() if is_activation(module)]
 
     def restore(self) -> None:
         """Gives the model this state back."""
         for module, training in self._training:
             module.training = training
         self.restore_attention()
-        for parameter, own in self._weights:
-            if type(parameter) is not own:
-                parameter.__class__ = own
+        for parameter, kept in self._weights:
+            if type(parameter) is not kept:
+                parameter.__class__ = kept
+        for activation, own in self._activations:
+            activation.__class__ = own
         for module, kind, shape, stride in self._linear:
             module.__class__ = kind
             weight = module.weight

@@ -20,7 +20,8 @@ from specdec_fast.targets.linear_layers import BatchInvariantLinear
 def describe(model: Any) -> list[Any]:
     """All that a target changes in a model."""
     layers = [(type(each), each.weight.stride()) for each in model.modules() if isinstance(each, torch.nn.Linear)]
-    return [model.config._attn_implementation, [each.training for each in model.modules()], layers]
+    modules = [(type(each), each.training) for each in model.modules()]
+    return [model.config._attn_implementation, modules, layers]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])

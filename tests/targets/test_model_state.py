@@ -25,6 +25,7 @@ def describe(model: Any) -> list[Any]:
         [each.training for each in modules],
         hooks,
         linear,
+        [type(each) for each in modules],
     ]
 
 
@@ -37,6 +38,7 @@ STAGES = [
     (huggingface, "PagedCache"),
     (huggingface, "find_output_scaling"),
     (huggingface, "store_by_input"),
+    (huggingface, "with_batch_invariant_activations"),
     (huggingface, "why_not_fused"),
 ]
 

@@ -1,0 +1,199 @@
+"""Activations whose rows have the same bits alone and in a batch, on a CPU.
+
+torch computes most elements with vector instructions, and the last ones of a loop one at a time, with other rounding.
+Where a loop ends depends on the number of rows and of threads. Here loops end at whole vectors only.
+Tests: tests/targets/test_activations.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["BatchInvariantActivation", "call_by_whole_vectors", "is_activation", "with_batch_invariant_activations"]
+
+VECTORS = 128
+"""Bytes of the longest step of torch's loops: two vectors of AVX-512."""
+SERIAL = 2**14
+"""Elements that torch computes in one thread, whatever the function."""
+GRAINS = (2**15, 2**11)
+"""Elements of which a thread gets at least one lot. Functions that share all elements equally are treated apart."""
+
+_MODULES = (
+    torch.nn.CELU, torch.nn.ELU, torch.nn.GELU, torch.nn.Hardswish, torch.nn.LogSigmoid, torch.nn.Mish, torch.nn.SELU,
+    torch.nn.SiLU, torch.nn.Sigmoid, torch.nn.Softplus, torch.nn.Tanh,
+)  # fmt: skip
+_EXACT = ("LinearActivation", "ReLUSquaredActivation", "ReLU", "ReLU6", "LeakyReLU", "PReLU")
+"""Activations of transformers without a function whose rounding could differ."""
+_FUNCTIONS: frozenset[Any] = frozenset({
+    torch.sigmoid, torch.special.expit, Tensor.sigmoid, functional.sigmoid, functional.silu, functional.gelu,
+    functional.mish, functional.softplus, functional.logsigmoid, functional.elu, functional.selu, functional.celu,
+    functional.hardswish,
+})  # fmt: skip
+"""Functions of one tensor, by element, whose rounding differs."""
+
+
+@lru_cache(maxsize=4096)
+def whole_part(count: int, step: int, threads: int) -> int:
+    """Returns how many of `count` elements torch computes at once with all loops ending at multiples of `step`.
+
+    Args:
+        count: Elements side by side, a multiple of `step`.
+        step: Elements of a step of a loop.
+        threads: Threads of torch.
+    """
+    while count > SERIAL and threads > 1:
+        shares = {threads, *(min(threads, -(-count // grain)) for grain in GRAINS)}
+        if all(-(-count // share) % step == 0 for share in shares):
+            break
+        count -= step
+    return count
+
+
+def call_by_whole_vectors(function: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Calls a function that computes each element from itself alone. An element's bits depend on no other.
+
+    Args:
+        function: The function.
+        input: Its first argument.
+        *args: Further arguments.
+        **kwargs: Named arguments.
+
+    Returns:
+        Its result, of the shape of `input`.
+    """
+    count, step = input.numel(), VECTORS // input.element_size()
+    padding = -count % step
+    # torch has other code for some functions of tensors with gaps, which no single row has
+    whole = not padding and input.is_contiguous()
+    if whole and (count <= SERIAL or whole_part(count, step, torch.get_num_threads()) == count):
+        return function(input, *args, **kwargs)
+    flat = input.contiguous().view(-1)
+    if padding:
+        flat = functional.pad(flat, (0, padding))
+    parts, size = [], flat.shape[0]
+    while size:
+        part = whole_part(size, step, torch.get_num_threads())
+        parts.append(function(flat[flat.shape[0] - size :][:part], *args, **kwargs))
+        size -= part
+    result = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return result[:count].view(input.shape)
+
+
+class BatchInvariantActivation(torch.nn.Module):
+    """What activation modules are in addition while a target uses their model (`call_by_whole_vectors`).
+
+    On other devices and in compiled code they are what they were.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Computes the activation of each element."""
+        if not input.is_cpu or torch.compiler.is_compiling():
+            return super().forward(input)
+        return call_by_whole_vectors(super().forward, input)
+
+
+@cache
+def _transcendental() -> frozenset[type]:
+    """Types of activation modules that compute each element by itself, with a function that rounds."""
+    from transformers.activations import ACT2CLS
+
+    kinds: set[Any] = {each[0] if isinstance(each, tuple) else each for each in ACT2CLS.values()}
+    return frozenset({each for each in kinds if each.__name__ not in _EXACT} | set(_MODULES))
+
+
+@cache
+def _batch_invariant_type(kind: Any) -> Any:
+    """The subclass of an activation's type whose rows have equal bits."""
+    return type(
+        f"BatchInvariant{kind.__name__}",
+        (BatchInvariantActivation, kind),
+        {"__doc__": BatchInvariantActivation.__doc__},
+    )
+
+
+def is_activation(module: torch.nn.Module) -> bool:
+    """Returns whether `with_batch_invariant_activations` changes the type of a module, or has changed it."""
+    return isinstance(module, BatchInvariantActivation) or type(module) in _transcendental()
+
+
+class _WatchedFunctions(TorchFunctionMode):
+    """Gives functions of activation that modules call, such as `torch.sigmoid` of a gate, rows of equal bits.
+
+    Attributes:
+        found: Inputs per token of calls outside of `BatchInvariantActivation`, in bytes, if `recording`. Inputs with
+            gaps count as 1.
+    """
+
+    def __init__(self, tokens: int, recording: bool) -> None:
+        super().__init__()
+        self.found: set[float] = set()
+        self._tokens, self._recording = tokens, recording
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Calls a function of torch."""
+        kwargs = kwargs or {}
+        if func not in _FUNCTIONS or not args or not args[0].is_cpu or not args[0].is_floating_point():
+            return func(*args, **kwargs)
+        if self._recording and not _is_inside():
+            self.found.add(args[0].nbytes / self._tokens if args[0].is_contiguous() else 1)
+        if kwargs.get("out") is not None or kwargs.get("inplace"):
+            return func(*args, **kwargs)
+        return call_by_whole_vectors(func, *args, **kwargs)
+
+
+def _is_inside() -> bool:
+    """Whether the function of torch that is watched was called by a `BatchInvariantActivation`."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code is not BatchInvariantActivation.forward.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def with_batch_invariant_activations(model: torch.nn.Module, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Makes the activations of a model batch-invariant: its modules in place, and those that it calls as functions.
+
+    Modules of users' own types, and those that work in place, stay. Watching the functions of torch takes time. So a
+    pass is watched only if the first one has called some, outside of modules, whose rows could differ in this one.
+    Functions of models with experts stay: torch multiplies all tokens of an expert at once, and rows differ anyway.
+
+    Args:
+        model: A transformers model on a CPU.
+        forward: Its packed pass, with `tokens` [M]. The first one must run every layer.
+
+    Returns:
+        The same pass.
+    """
+    for module in model.modules():
+        kind: Any = type(module)
+        if kind in _transcendental() and not getattr(module, "inplace", False):
+            module.__class__ = _batch_invariant_type(kind)
+    if any(parameter.dim() > 2 for parameter in model.parameters()):
+        return forward
+    found: set[float] | None = None
+
+    def run(*, tokens: Tensor, **arguments: Any) -> Tensor:
+        nonlocal found
+        count = tokens.shape[0]
+        if found is not None and not any(_may_differ(size, count) for size in found):
+            return forward(tokens=tokens, **arguments)
+        recording = found is None and count > 0
+        with _WatchedFunctions(count, recording) as mode:
+            logits = forward(tokens=tokens, **arguments)
+        if recording:
+            found = mode.found
+        return logits
+
+    return run
+
+
+def _may_differ(size: float, tokens: int) -> bool:
+    """Whether rows of `size` bytes may get other bits in a pass of some tokens than alone."""
+    return size % VECTORS != 0 or (size * tokens > 2 * SERIAL and torch.get_num_threads() > 1)
