@@ -96,7 +96,7 @@ class PagedCache:
                 f"cache: got {num_pages} pages of {page_size} tokens, which take {size:,.1f} GiB and do not fit "
                 f"into the memory of {self.device}; expected less; lower max_length or max_rows, or pass num_pages"
             ) from error
-        self._all = CacheTable([*self.keys, *self.values]) if layers else ()
+        self._all = CacheTable([*self.keys, *self.values])
         self.page_table = torch.zeros(max_rows, -(-max_length // page_size), dtype=torch.int32, device=device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
         # a view of the same memory: reading items of tensors or numpy arrays is slower
@@ -221,7 +221,6 @@ class PagedCache:
             for row, count, accepted in zip(chains, staged, num_accepted.tolist(), strict=True):
                 self._host_lengths[row] += min(accepted + 1, count)
             return
-        assert isinstance(self._all, CacheTable)
         kv_commit(self._all, slots.page_table, slots.lengths, path, slots.offsets, num_accepted, rows, self.lengths)
 
     def rollback(self, rows: Tensor | Sequence[int], lengths: Tensor | Sequence[int]) -> None:

@@ -50,8 +50,7 @@ def find_model_parts(model: Any) -> ModelParts:
         calls = observe(model, sample, torch.zeros_like(sample)).calls
     finally:
         state.restore()
-    count = len(check_calls(model, calls))
-    found = find_decoder(model, [(call.layer, call.module) for call in calls])
+    count, found = len(check_calls(model, calls)), find_decoder(model, calls)
     if found is None:
         return ModelParts([], None)
     states = []
