@@ -72,7 +72,7 @@ struct RecurrentKernels {
 
 // Floats of scratch that `walk` or `replay` needs.
 inline int64_t scratch_of(const PreparedRecurrence& call, int64_t buffers, int64_t most_nodes, int64_t tile) {
-  return (buffers + 2) * call.keys * tile + 2 * (call.keys + most_nodes) * tile;
+  return (buffers + 1) * call.keys * tile + 2 * (call.keys + most_nodes * tile);
 }
 
 const RecurrentKernels& recurrent_kernels(Isa isa);

@@ -59,16 +59,24 @@ inline void store_columns(void* to, Scalar type, int64_t at, int64_t count, cons
   }
 }
 
+// Keeps compilers from loading a vector twice that two instructions read.
+inline Floats in_register(Floats value) {
+#if defined(__x86_64__)
+  asm("" : "+x"(value));
+#endif
+  return value;
+}
+
 template <int C>
 inline void fetch(const float* row) {
   constexpr int kLine = 16 / kLanes;  // vectors of a cache line
-  for (int c = 0; c < C; c += kLine) __builtin_prefetch(row + c * kLanes);
+  for (int c = 0; c < C; c += kLine) __builtin_prefetch(row + c * kLanes, 0, 2);  // to the L2 cache: a tile in memory fits into few sets of L1
 }
 
 // Sums over the rows of a state, times key and times query. FAR: the state comes from memory, and a part of the next one is
-// prefetched, from `ahead`.
-template <int C, bool FAR>
-inline void products(Rows from, int64_t keys, const float* key, const float* query, Rows ahead, Floats* by_key, Floats* by_query) {
+// prefetched, from `ahead`. COPIES: it is copied too.
+template <int C, bool FAR, bool COPIES>
+inline void products(Rows from, Rows copy, int64_t keys, const float* key, const float* query, Rows ahead, Floats* by_key, Floats* by_query) {
   Floats a[C], b[C];
   for (int c = 0; c < C; ++c) a[c] = b[c] = Floats{};
   const float* row = from.data;
@@ -76,7 +84,8 @@ inline void products(Rows from, int64_t keys, const float* key, const float* que
     const Floats own_key = all(key[k]), own_query = all(query[k]);
     if constexpr (FAR) fetch<C>(ahead.data + k * ahead.stride);
     for (int c = 0; c < C; ++c) {
-      const Floats s = load(row + c * kLanes);
+      const Floats s = in_register(load(row + c * kLanes));
+      if constexpr (COPIES) store(copy.data + k * copy.stride + c * kLanes, s);
       a[c] = fma(own_key, s, a[c]);
       b[c] = fma(own_query, s, b[c]);
     }
@@ -84,17 +93,21 @@ inline void products(Rows from, int64_t keys, const float* key, const float* que
   for (int c = 0; c < C; ++c) by_key[c] = a[c], by_query[c] = b[c];
 }
 
-// The factor of a row of the state: per head or row the same in all columns, otherwise of each element.
+// What the gate of a node is made of: a factor, one per row, or for Gate::Element the node's steps.
 template <int C>
 struct NodeGate {
-  const float* factors;  // one, or one per row
+  const float* factors;
   Floats step[C];
   Rows decay;
 };
+// Factors of C vectors of row k. `whole` is that of the node for Gate::Head.
 template <int C, Gate G>
-inline Floats gate_at(const NodeGate<C>& gate, int64_t k, int c) {
-  if constexpr (G == Gate::Element) return factor_of(gate.step[c] * load(gate.decay.data + k * gate.decay.stride + c * kLanes));
-  return all(gate.factors[G == Gate::Channel ? k : 0]);
+inline void gates_at(const NodeGate<C>& gate, Floats whole, int64_t k, Floats* to) {
+  const Floats row = G == Gate::Channel ? all(gate.factors[k]) : whole;
+  for (int c = 0; c < C; ++c) {
+    to[c] = row;
+    if constexpr (G == Gate::Element) to[c] = factor_of(gate.step[c] * load(gate.decay.data + k * gate.decay.stride + c * kLanes));
+  }
 }
 
 // The state of a node, gate * parent + key * added, and its products with the query.
@@ -102,14 +115,18 @@ template <int C, Gate G, bool STORES, bool SUMS>
 inline void update(Rows from, Rows to, int64_t keys, const NodeGate<C>& gate, const float* key, const float* query, const Floats* added, Rows ahead, Floats* out) {
   Floats u[C], sums[C];
   for (int c = 0; c < C; ++c) u[c] = added[c], sums[c] = Floats{};
-  for (int64_t k = 0; k < keys; ++k) {
-    const Floats own_key = all(key[k]);
-    const float* row = from.data + k * from.stride;
+  const Floats whole = all(gate.factors[0]);
+  const float* row = from.data;
+  float* into = to.data;
+  for (int64_t k = 0; k < keys; ++k, row += from.stride, into += to.stride) {
+    const Floats own_key = all(key[k]), own_query = SUMS ? all(query[k]) : Floats{};
+    Floats gates[C];
+    gates_at<C, G>(gate, whole, k, gates);
     if constexpr (SUMS) fetch<C>(ahead.data + k * ahead.stride);
     for (int c = 0; c < C; ++c) {
-      const Floats s = fma(own_key, u[c], gate_at<C, G>(gate, k, c) * load(row + c * kLanes));
-      if constexpr (STORES) store(to.data + k * to.stride + c * kLanes, s);
-      if constexpr (SUMS) sums[c] = fma(all(query[k]), s, sums[c]);
+      const Floats s = fma(own_key, u[c], gates[c] * load(row + c * kLanes));
+      if constexpr (STORES) store(into + c * kLanes, s);
+      if constexpr (SUMS) sums[c] = fma(own_query, s, sums[c]);
     }
   }
   if constexpr (SUMS)
@@ -125,29 +142,26 @@ struct Place {
   float* scratch;
 };
 
+// Takes scratch memory for `count` states.
 template <int C>
-inline Rows take(Place& place, int64_t keys) {
+inline Rows take(Place& place, int64_t count, int64_t keys) {
   const Rows rows{place.scratch, C * kLanes};
-  place.scratch += keys * C * kLanes;
+  place.scratch += count * keys * C * kLanes;
   return rows;
 }
+// Copies the columns of the tile into C vectors.
 template <int C>
-inline Rows padded(Place& place, const float* from, int64_t stride, int64_t keys, bool zeros) {
-  const Rows rows = take<C>(place, keys);
+inline void copy_columns(const Place& place, Rows from, Rows to, int64_t keys, bool zeros) {
   for (int64_t k = 0; k < keys; ++k)
-    for (int c = 0; c < C; ++c) store(rows.data + k * rows.stride + c * kLanes, zeros ? Floats{} : load_at(from + k * stride, c * kLanes, place.count));
-  return rows;
-}
-// The state before the first node, and decays, with all lanes of C vectors.
-template <int C>
-inline Rows whole_state(Place& place, int64_t keys) {
-  if (!place.fresh && place.count == C * kLanes) return place.committed;
-  return padded<C>(place, place.committed.data, place.committed.stride, keys, place.fresh);
+    for (int c = 0; c < C; ++c) store(to.data + k * to.stride + c * kLanes, zeros ? Floats{} : load_at(from.data + k * from.stride, c * kLanes, place.count));
 }
 template <int C>
 inline Rows whole_decay(Place& place, const PreparedRecurrence& r) {
-  const float* from = r.decay + place.head * r.keys * r.width + place.column;
-  return place.count == C * kLanes ? Rows{const_cast<float*>(from), r.width} : padded<C>(place, from, r.width, r.keys, false);
+  const Rows from{const_cast<float*>(r.decay) + place.head * r.keys * r.width + place.column, r.width};
+  if (place.count == C * kLanes) return from;
+  const Rows rows = take<C>(place, 1, r.keys);
+  copy_columns<C>(place, from, rows, r.keys, false);
+  return rows;
 }
 template <int C>
 inline void write_back(const Place& place, Rows from, int64_t keys) {
@@ -167,21 +181,23 @@ inline NodeGate<C> gate_of(const PreparedRecurrence& r, int64_t node, const Plac
 template <int C, Gate G, bool DELTA>
 void walk_tile(const PreparedRecurrence& r, const Visits& plan, const Request& request, Place place) {
   const int64_t keys = r.keys, group = place.head / (r.heads / r.groups);
-  const Rows before = whole_state<C>(place, keys);
+  const bool whole = place.count == C * kLanes, several = request.last - request.first > 1;
+  const Rows buffers = take<C>(place, plan.buffers, keys);
+  const auto rows_of = [&](int32_t buffer) { return Rows{buffers.data + buffer * keys * buffers.stride, buffers.stride}; };
+  // Buffer 0 begins as the state in memory. A whole tile is copied when it is read first, if it is read again.
+  bool in_memory = whole && !place.fresh;
+  if (!in_memory) copy_columns<C>(place, place.committed, buffers, keys, place.fresh);
   Rows decay{}, last{};
   if constexpr (G == Gate::Element) decay = whole_decay<C>(place, r);
   float* scaled = place.scratch;  // key and query times the gate
-  if constexpr (DELTA && G == Gate::Channel) place.scratch += 2 * keys;
-  const Rows buffers{place.scratch, C * kLanes};
-  const auto rows_of = [&](int32_t buffer) { return Rows{buffers.data + buffer * keys * buffers.stride, buffers.stride}; };
   for (int64_t i = request.first; i < request.last; ++i) {
     const Visit visit = plan.visits[static_cast<size_t>(i)];
     const int64_t own = visit.node * r.heads + place.head, at = own * r.width + place.column;
     const float *key = r.key + (visit.node * r.groups + group) * keys, *query = r.query + (visit.node * r.groups + group) * keys;
-    const Rows from = visit.from == kCommitted ? before : rows_of(visit.from);
     const bool stores = visit.to != kDropped;
-    // A state that is committed goes to memory at once if its tile is whole, and otherwise to the padded copy.
-    const Rows to = visit.to >= 0 ? rows_of(visit.to) : place.count == C * kLanes ? place.committed : before;
+    // A state that is committed goes to memory at once if its tile is whole.
+    const Rows to = visit.to >= 0 ? rows_of(visit.to) : whole ? place.committed : buffers;
+    Rows from = in_memory ? place.committed : rows_of(visit.from);
     const NodeGate<C> gate = gate_of<C, G>(r, visit.node, place, decay);
     Floats value[C], out[C];
     load_columns<C>(r.value, at, place.count, value);
@@ -192,10 +208,13 @@ void walk_tile(const PreparedRecurrence& r, const Visits& plan, const Request& r
         for (int64_t k = 0; k < keys; ++k) scaled[k] = key[k] * gate.factors[k], scaled[keys + k] = query[k] * gate.factors[k];
         key_of = scaled, query_of = scaled + keys;
       }
-      if (visit.from == kCommitted) {
-        products<C, true>(from, keys, key_of, query_of, place.ahead, by_key, out);
+      if (in_memory && several) {
+        products<C, true, true>(from, buffers, keys, key_of, query_of, place.ahead, by_key, out);
+        from = buffers;
+      } else if (in_memory) {
+        products<C, true, false>(from, buffers, keys, key_of, query_of, place.ahead, by_key, out);
       } else {
-        products<C, false>(from, keys, key_of, query_of, place.ahead, by_key, out);
+        products<C, false, false>(from, buffers, keys, key_of, query_of, place.ahead, by_key, out);
       }
       const Floats factor = all(G == Gate::Head ? gate.factors[0] : 1.0f), rate = all(r.rate[own]), dot = all(r.dot[visit.node * r.groups + group]);
       for (int c = 0; c < C; ++c) {
@@ -204,11 +223,18 @@ void walk_tile(const PreparedRecurrence& r, const Visits& plan, const Request& r
       }
       store_columns<C>(r.corrections, Scalar::Float32, at, place.count, value);
       if (stores) update<C, G, true, false>(from, to, keys, gate, key, query, value, place.ahead, out);
-    } else if (stores) {
-      update<C, G, true, true>(from, to, keys, gate, key, query, value, place.ahead, out);
     } else {
-      update<C, G, false, true>(from, to, keys, gate, key, query, value, place.ahead, out);
+      if (in_memory && several && visit.to != 0) {  // other roots need the state
+        copy_columns<C>(place, from, buffers, keys, false);
+        from = buffers;
+      }
+      if (stores) {
+        update<C, G, true, true>(from, to, keys, gate, key, query, value, place.ahead, out);
+      } else {
+        update<C, G, false, true>(from, to, keys, gate, key, query, value, place.ahead, out);
+      }
     }
+    in_memory = false;
     store_columns<C>(r.outputs, r.value.type, at, place.count, out);
     if (visit.to == kCommitted) last = to;
   }
@@ -219,7 +245,9 @@ void walk_tile(const PreparedRecurrence& r, const Visits& plan, const Request& r
 template <int C, Gate G>
 void replay_tile(const PreparedRecurrence& r, const Visits& plan, const Request& request, Place place) {
   const int64_t keys = r.keys, group = place.head / (r.heads / r.groups), nodes = request.last - request.first;
-  const Rows before = whole_state<C>(place, keys), to = place.count == C * kLanes ? place.committed : before;
+  const bool whole = place.count == C * kLanes;
+  const Rows padded = take<C>(place, 1, keys), before = whole && !place.fresh ? place.committed : padded, to = whole ? place.committed : padded;
+  if (before.data == padded.data) copy_columns<C>(place, place.committed, padded, keys, place.fresh);
   Rows decay{};
   if constexpr (G == Gate::Element) decay = whole_decay<C>(place, r);
   float *added = place.scratch, *steps = added + nodes * C * kLanes;
@@ -241,39 +269,41 @@ void replay_tile(const PreparedRecurrence& r, const Visits& plan, const Request&
       const int64_t node = visits[i].node, own = node * r.heads + place.head;
       NodeGate<C> gate{r.gate + (G == Gate::Channel ? own * keys : own), {}, decay};
       const Floats key = all(r.key[(node * r.groups + group) * keys + k]);
-      for (int c = 0; c < C; ++c) {
-        if constexpr (G == Gate::Element) gate.step[c] = load(steps + (i * C + c) * kLanes);
-        s[c] = fma(key, load(added + (i * C + c) * kLanes), gate_at<C, G>(gate, k, c) * s[c]);
-      }
+      if constexpr (G == Gate::Element)
+        for (int c = 0; c < C; ++c) gate.step[c] = load(steps + (i * C + c) * kLanes);
+      Floats gates[C];
+      gates_at<C, G>(gate, all(gate.factors[0]), k, gates);
+      for (int c = 0; c < C; ++c) s[c] = fma(key, load(added + (i * C + c) * kLanes), gates[c] * s[c]);
     }
     for (int c = 0; c < C; ++c) store(to.data + k * to.stride + c * kLanes, s[c]);
   }
   write_back<C>(place, to, keys);
 }
 
-// function(vectors, request, place) for tiles [begin, end) of all requests; vectors: an integral constant.
+// function(vectors, request, place) for tiles [begin, end) of all requests; vectors: an integral constant. The tiles of one
+// head and request follow each other. Each prefetches a contiguous part of the next state, as memory is read fastest.
 template <class Function>
 inline void each_tile(const PreparedRecurrence& r, const Visits& plan, int64_t begin, int64_t end, float* scratch, const Function& function) {
   const int64_t per_head = (r.width + kTile - 1) / kTile, requests = static_cast<int64_t>(plan.requests.size());
-  const auto state_of = [&](int64_t tile, int64_t i) {
-    const int64_t head = tile / per_head, column = tile % per_head * kTile;
-    return Rows{r.state + plan.requests[static_cast<size_t>(i)].row * r.row_stride + head * r.keys * r.width + column, r.width};
-  };
-  for (int64_t tile = begin; tile < end; ++tile) {
-    const int64_t column = tile % per_head * kTile, count = r.width - column < kTile ? r.width - column : kTile;
+  const auto state_of = [&](int64_t head, int64_t i) { return r.state + plan.requests[static_cast<size_t>(i)].row * r.row_stride + head * r.keys * r.width; };
+  for (int64_t head = begin / per_head; head * per_head < end; ++head) {
+    const int64_t first = begin > head * per_head ? begin - head * per_head : 0, last = end < (head + 1) * per_head ? end - head * per_head : per_head;
     for (int64_t i = 0; i < requests; ++i) {
-      const bool ends = i + 1 == requests;
       const Request& request = plan.requests[static_cast<size_t>(i)];
-      const Rows ahead = state_of(ends && tile + 1 < end ? tile + 1 : tile, ends ? 0 : i + 1);
-      const Place place{tile / per_head, column, count, state_of(tile, i), ahead, request.fresh, scratch};
-      if (count > 3 * kLanes) {
-        function(std::integral_constant<int, 4>{}, request, place);
-      } else if (count > 2 * kLanes) {
-        function(std::integral_constant<int, 3>{}, request, place);
-      } else if (count > kLanes) {
-        function(std::integral_constant<int, 2>{}, request, place);
-      } else {
-        function(std::integral_constant<int, 1>{}, request, place);
+      float* next = i + 1 < requests ? state_of(head, i + 1) : state_of((head + 1) * per_head < end ? head + 1 : head, 0);
+      for (int64_t tile = first; tile < last; ++tile) {
+        const int64_t column = tile * kTile, count = r.width - column < kTile ? r.width - column : kTile;
+        const Rows own{state_of(head, i) + column, r.width}, ahead{next + column * r.keys, count};
+        const Place place{head, column, count, own, ahead, request.fresh, scratch};
+        if (count > 3 * kLanes) {
+          function(std::integral_constant<int, 4>{}, request, place);
+        } else if (count > 2 * kLanes) {
+          function(std::integral_constant<int, 3>{}, request, place);
+        } else if (count > kLanes) {
+          function(std::integral_constant<int, 2>{}, request, place);
+        } else {
+          function(std::integral_constant<int, 1>{}, request, place);
+        }
       }
     }
   }

@@ -5,9 +5,7 @@ namespace {
 
 void visit_chain(int32_t first, int32_t last, bool advance, Visits& plan) {
   for (int32_t node = first; node < last; ++node) {
-    const bool end = node + 1 == last;
-    plan.visits.push_back({node, node == first ? kCommitted : 0, !end ? 0 : advance ? kCommitted : kDropped});
-    if (!end) plan.buffers = plan.buffers < 1 ? 1 : plan.buffers;
+    plan.visits.push_back({node, 0, node + 1 < last ? 0 : advance ? kCommitted : kDropped});
   }
 }
 
@@ -20,10 +18,10 @@ class TreeWalk {
     sibling_.assign(count, -1);
     largest_.assign(count + 1, -1);
     buffer_.assign(count + 1, kDropped);
-    buffer_[count] = kCommitted;
+    buffer_[count] = 0;
     free_.clear();
     stack_.clear();
-    int32_t made = 0;
+    int32_t made = 1;
     for (int32_t node = count - 1; node >= 0; --node) {
       const int32_t parent = parents[node] < 0 ? count : parents[node];
       sizes_[parent] += sizes_[node];
@@ -35,7 +33,7 @@ class TreeWalk {
     while (!stack_.empty()) {
       const int32_t node = stack_.back(), parent = parents[node] < 0 ? count : parents[node], from = buffer_[parent];
       stack_.pop_back();
-      const bool ends_parent = node == largest_[parent] && from >= 0;  // no other child needs the parent's state
+      const bool ends_parent = node == largest_[parent];  // no other child needs the parent's state
       int32_t to = kDropped;
       if (child_[node] >= 0) {
         if (ends_parent) {

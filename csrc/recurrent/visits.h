@@ -15,8 +15,8 @@ struct PackedTrees {
 
 constexpr int32_t kCommitted = -1, kDropped = -2;
 
-// The state of a node is computed from buffer `from` into buffer `to`. kCommitted is the state of the committed text, and no
-// other node reads what is kDropped.
+// The state of a node is computed from buffer `from` into buffer `to`. Before the first visit buffer 0 is the state of the
+// committed text. That state is replaced by what goes to kCommitted, and no node reads what is kDropped.
 struct Visit {
   int32_t node, from, to;
 };
@@ -30,11 +30,11 @@ struct Request {
 struct Visits {
   std::vector<Visit> visits;
   std::vector<Request> requests;  // those with nodes
-  int64_t buffers = 0;            // that one request needs at most
+  int64_t buffers = 1;            // that one request needs at most
 };
 
 // Nodes with many descendants come after their siblings and take the buffer of their parent. So a tree of n nodes needs at
-// most log2(n) + 1 buffers, and a chain one. With `advance` (chains only) the last state of each request is committed.
+// most log2(n) + 2 buffers, and a chain one. With `advance` (chains only) the last state of each request is committed.
 Visits plan_visits(const PackedTrees& trees, bool advance);
 
 }  // namespace specdec
