@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specdec_kernels import state_commit, tree_delta, tree_ssm
+from specdec_kernels import Op, state_commit, tree_delta, tree_ssm, use_backend
 
 GATES = ("head", "channel", "element")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -18,6 +20,17 @@ EPSILON = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0*
 
 def int32(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Runs torch with this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -77,9 +90,7 @@ class Layer:
     def of(self, part: slice) -> Layer:
         """The inputs of some nodes."""
         beta = None if self.beta is None else self.beta[part]
-        return Layer(
-            self.query[part], self.key[part], self.value[part], self.gate[part], beta, self.decay, self.state
-        )
+        return Layer(self.query[part], self.key[part], self.value[part], self.gate[part], beta, self.decay, self.state)
 
     def in_double(self) -> Layer:
         parts = (self.query, self.key, self.value, self.gate, self.beta, self.decay, self.state)
@@ -166,3 +177,85 @@ def run_one_by_one(layer: Layer, trees: Trees) -> Sequential:
             added = torch.zeros(layer.value.shape, dtype=add.dtype) if added is None else added
             outputs[node], added[node], states[node] = out[0], add[0], own[0]
     return Sequential(outputs, torch.zeros_like(layer.value) if added is None else added, states)
+
+
+WIDTHS, KEYS, HEADS = (1, 7, 16, 24, 64, 128), (16, 64, 128), ((4, 2), (3, 3), (2, 1), (1, 1))
+"""Columns, key channels, and heads with the groups that share keys."""
+
+
+def served(op: Op, backend: str) -> bool:
+    return next(each for each in op.backends if each.name == backend).missing() is None
+
+
+def check_against_float64(layer: Layer, trees: Trees) -> None:
+    """Compares with the reference in float64. A sum of 128 products errs by at most 128 roundings, and a path adds up
+    to ten; in practice errors cancel, so a tenth of that is the limit. Half formats round their outputs besides.
+    """
+    where = (*trees.tensors, int32(trees.parents))
+    outputs, added = layer.run(layer.state.clone(), *where)
+    exact = layer.in_double()
+    with use_backend("reference"):
+        want, want_added = exact.run(exact.state, *where)
+    limit = 128 * 2.0**-24
+    rounding = EPSILON[layer.value.dtype] if layer.value.dtype != torch.float32 else 0.0
+    torch.testing.assert_close(outputs.double(), want, rtol=limit + rounding, atol=limit)
+    torch.testing.assert_close(added.double(), want_added, rtol=limit, atol=limit)
+    assert outputs.dtype == layer.value.dtype and not outputs[trees.offsets[-1] :].any()
+
+
+def make_case(seed: int, gate: str, delta: bool, chains: bool = False) -> tuple[Layer, Trees]:
+    """A case whose sizes and dtype follow from the seed."""
+    draw, trees = random.Random(seed), make_trees(seed, chains=chains)
+    heads, groups = draw.choice(HEADS)
+    keys, width, dtype = draw.choice(KEYS), draw.choice(WIDTHS), draw.choice(DTYPES)
+    return make_layer(seed, trees, gate, delta, heads, groups, keys, width, dtype), trees
+
+
+def check_bits(seed: int, gate: str, delta: bool) -> None:
+    """Compares a batch of trees with one node at a time, and commits of random paths with the states of their ends."""
+    layer, trees = make_case(seed, gate, delta)
+    one_by_one = run_one_by_one(layer, trees)
+    used = trees.offsets[-1]
+    with threads(1 + seed % 3):
+        state = layer.state.clone()
+        outputs, added = layer.run(state, *trees.tensors, int32(trees.parents))
+        assert torch.equal(outputs[:used], one_by_one.outputs[:used]), seed
+        assert torch.equal(added[:used], one_by_one.added[:used]), seed
+        assert not outputs[used:].any() and (not delta or not added[used:].any())
+        assert torch.equal(state.nan_to_num(7), layer.state.nan_to_num(7)), "without advance nothing is written"
+        check_commits(random.Random(seed), layer, trees, added, one_by_one)
+
+
+def check_commits(draw: random.Random, layer: Layer, trees: Trees, added: Tensor, one_by_one: Sequential) -> None:
+    """Commits a path of every request, some of them empty."""
+    paths = [
+        trees.path_to(request, draw.randrange(-1, count)) if count else [] for request, count in enumerate(trees.counts)
+    ]
+    padded = torch.full((len(paths), 1 + max(map(len, paths))), -1, dtype=torch.int32)
+    for request, path in enumerate(paths):
+        padded[request, : len(path)] = int32(path)
+    state, want = layer.state.clone(), layer.state.clone()
+    for row, path in zip(trees.rows, paths):
+        if path:
+            want[row] = one_by_one.states[path[-1]]
+    rows, lengths, _ = trees.tensors
+    layer.commit(state, added, rows, lengths, padded)
+    assert torch.equal(state.nan_to_num(7), want.nan_to_num(7))
+
+
+def check_prompts(gate: str, delta: bool) -> None:
+    """A prompt in two parts, at every place, against the whole, for sizes that fill vectors in part or not."""
+    nodes = 9
+    for seed, width in enumerate(WIDTHS):
+        trees = Trees([nodes], [-1] * nodes, [0], [1], 0)
+        layer = make_layer(seed, trees, gate, delta, *HEADS[seed % len(HEADS)], KEYS[seed % 3], width, DTYPES[seed % 3])
+        state = layer.state.clone()
+        outputs, added = layer.run(state, *trees.tensors, advance=True)
+        for split in range(1, nodes):
+            own = layer.state.clone()
+            front = layer.of(slice(0, split)).run(own, int32([1]), int32([0]), int32([0, split]), advance=True)
+            rest = layer.of(slice(split, nodes))
+            back = rest.run(own, int32([1]), int32([split]), int32([0, nodes - split]), advance=True)
+            assert torch.equal(torch.cat([front[0], back[0]]), outputs)
+            assert torch.equal(torch.cat([front[1], back[1]]), added)
+            assert torch.equal(own.nan_to_num(7), state.nan_to_num(7))
