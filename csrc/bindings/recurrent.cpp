@@ -161,7 +161,8 @@ void state_commit(
   constexpr const char* kOp = "state_commit";
   const Recurrence call = recurrence_of(kOp, state, key, value, log_gate, decay);
   const PackedTrees trees = batch_of(kOp, state.size(0), call.nodes, rows, lengths);
-  replay_paths(call, trees, path_of(kOp, path, trees), path.size(1), isa_of(kOp, isa));
+  const int32_t* nodes = path_of(kOp, path, trees);
+  replay_paths(call, trees, nodes, path.size(1), isa_of(kOp, isa));
 }
 
 void check_window(const char* op, const Tensor& inputs, const Tensor& window) {
@@ -208,7 +209,8 @@ void window_commit(const Tensor& window, const Tensor& inputs, const Tensor& row
   call.row_stride = window.stride(0) * size;
   call.channels = inputs.size(1) * size;
   call.held = window.size(1);
-  move_windows(call, trees, path_of(kOp, path, trees), path.size(1));
+  const int32_t* nodes = path_of(kOp, path, trees);
+  move_windows(call, trees, nodes, path.size(1));
 }
 
 }  // namespace

@@ -98,8 +98,8 @@ def test_a_prompt_has_the_same_bits_wherever_it_is_split(backend: str) -> None:
 
 def call(**changes: Any) -> Tensor:
     given: dict[str, Any] = {
-        "inputs": torch.zeros(3, 5), "weight": torch.zeros(5, 4), "bias": torch.zeros(5), "window": torch.zeros(2, 3, 5),
-        "rows": int32([0]), "lengths": int32([1]), "offsets": int32([0, 3]), "parents": int32([-1, 0, 0]),
+        "inputs": torch.zeros(3, 5), "weight": torch.zeros(5, 4), "bias": torch.zeros(5),
+        "window": torch.zeros(2, 3, 5), "rows": int32([0]), "lengths": int32([1]), "offsets": int32([0, 3]), "parents": int32([-1, 0, 0]),
     }  # fmt: skip
     return tree_conv(**(given | changes))
 

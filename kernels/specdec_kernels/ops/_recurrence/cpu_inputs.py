@@ -33,11 +33,9 @@ def why_not_narrow(*inputs: Tensor | None) -> str | None:
     return None
 
 
-def dtypes_of(*inputs: Tensor | None) -> Hashable:
+def dtypes_of(first: Tensor, *others: Tensor | None) -> Hashable:
     """Returns the signature of a call: the device type of the first tensor and all dtypes."""
-    first = inputs[0]
-    assert first is not None
-    return (first.device.type, *[None if each is None else each.dtype for each in inputs])
+    return first.device.type, first.dtype, *[None if each is None else each.dtype for each in others]
 
 
 def in_one_piece(*tensors: Tensor) -> tuple[Tensor, ...]:
