@@ -49,6 +49,38 @@ inline Floats load(const int8_t* from) {
 #endif
 }
 inline void store(float* to, Floats value) { __builtin_memcpy(to, &value, sizeof value); }
+// Rounds to nearest, ties to even, as narrow does.
+inline void store(BFloat16* to, Floats value) {
+  const Words bits = (Words)value, rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
+  const Shorts shorts = __builtin_convertvector(value != value ? nan : rounded, Shorts);
+  __builtin_memcpy(to, &shorts, sizeof shorts);
+}
+inline void store(Half* to, Floats value) {
+#if SPECDEC_LANES == 16
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif SPECDEC_LANES == 8
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+  for (int i = 0; i < kLanes; ++i) to[i] = narrow<Half>(value[i]);
+#endif
+}
+
+// The vector from element i of `count` on, zeros behind the last, and its writing.
+template <class T>
+inline Floats load_at(const T* from, int64_t i, int64_t count) {
+  if (i + kLanes <= count) return load(from + i);
+  T some[kLanes] = {};
+  for (int64_t k = i; k < count; ++k) some[k - i] = from[k];
+  return load(some);
+}
+template <class T>
+inline void store_at(T* to, int64_t i, int64_t count, Floats value) {
+  if (i + kLanes <= count) return store(to + i, value);
+  T some[kLanes];
+  store(some, value);
+  for (int64_t k = i; k < count; ++k) to[k] = some[k - i];
+}
+
 inline Floats all(float value) { return value - Floats{}; }
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 

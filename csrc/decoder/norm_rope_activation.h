@@ -2,13 +2,6 @@
 // set's file includes it once, inside its target pragma and namespace, after simd.h. T: float or BFloat16; all is computed in
 // float32. The last lanes of a row that fill no vector are computed in a vector with zeros.
 
-// Rounds to nearest, ties to even, as narrow does.
-inline void store(BFloat16* to, Floats value) {
-  const Words bits = (Words)value, rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
-  const Shorts shorts = __builtin_convertvector(value != value ? nan : rounded, Shorts);
-  __builtin_memcpy(to, &shorts, sizeof shorts);
-}
-
 // A value of the residual stream: rounded to T, as models do that keep it in their type.
 template <class T>
 inline Floats rounded_to(Floats value) {
@@ -19,22 +12,6 @@ inline Floats rounded_to(Floats value) {
     store(some, value);
     return load(some);
   }
-}
-
-// Vector i of `count` elements, and its writing.
-template <class T>
-inline Floats load_at(const T* from, int64_t i, int64_t count) {
-  if (i + kLanes <= count) return load(from + i);
-  T some[kLanes] = {};
-  for (int64_t k = i; k < count; ++k) some[k - i] = from[k];
-  return load(some);
-}
-template <class T>
-inline void store_at(T* to, int64_t i, int64_t count, Floats value) {
-  if (i + kLanes <= count) return store(to + i, value);
-  T some[kLanes];
-  store(some, value);
-  for (int64_t k = i; k < count; ++k) to[k] = some[k - i];
 }
 
 template <class S, class T>

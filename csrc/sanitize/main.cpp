@@ -39,6 +39,7 @@ int main(int count, char** values) {
     kv_cache_case(seed);
     ngram_case(seed);
     proposals_case(seed);
+    recurrent_case(seed);
     suffix_case(seed);
     verify_case(seed);
   }

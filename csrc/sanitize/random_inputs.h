@@ -79,6 +79,7 @@ void linear_case(uint64_t seed);
 void kv_cache_case(uint64_t seed);
 void ngram_case(uint64_t seed);
 void proposals_case(uint64_t seed);
+void recurrent_case(uint64_t seed);
 void suffix_case(uint64_t seed);
 void verify_case(uint64_t seed);
 

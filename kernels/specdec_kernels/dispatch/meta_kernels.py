@@ -129,6 +129,10 @@ def _fake_chain_dists(a: Any) -> tuple[Tensor, ...]:
     return _fake_chain(a), logits, inv_t, lse, cut, a.top_k.new_empty(kept), mass
 
 
+def _fake_delta(a: Any) -> tuple[Tensor, Tensor]:
+    return a.value.new_empty(a.value.shape), a.value.new_empty(a.value.shape, dtype=torch.float32)
+
+
 FAKES: dict[str, Callable[[Any], Any]] = {
     "kv_stage": _fake_nothing,
     "kv_commit": _fake_nothing,
@@ -163,6 +167,11 @@ FAKES: dict[str, Callable[[Any], Any]] = {
     "fused_forward_states": _fake_decoder_states,
     "draft_chain": _fake_chain,
     "draft_chain_dists": _fake_chain_dists,
+    "tree_conv": lambda a: a.inputs.new_empty(a.inputs.shape),
+    "tree_delta": _fake_delta,
+    "tree_ssm": lambda a: a.value.new_empty(a.value.shape),
+    "state_commit": _fake_nothing,
+    "window_commit": _fake_nothing,
 }
 
 

@@ -19,9 +19,10 @@ from ..triton_shared.triton_backend import INTERPRETED
 from .samples_attention import CACHE_SAMPLES, Call, Sample, Sizes
 from .samples_linear import LINEAR_SAMPLES
 from .samples_options import OPTIONS
+from .samples_recurrent import RECURRENT_SAMPLES
 from .samples_verify import VERIFY_SAMPLES
 
-SAMPLES: dict[str, Sample] = {**CACHE_SAMPLES, **LINEAR_SAMPLES, **VERIFY_SAMPLES}
+SAMPLES: dict[str, Sample] = {**CACHE_SAMPLES, **LINEAR_SAMPLES, **RECURRENT_SAMPLES, **VERIFY_SAMPLES}
 """Samples of `specdec kernels check`, `explain` and `bench`. Every run makes a new call, as some write in place."""
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-12}

@@ -16,6 +16,12 @@ def check_window(op: str, inputs: Tensor, window: Tensor) -> None:
         )
 
 
+def check_activation(activation: str | None) -> None:
+    """Raises ValueError for an unknown activation."""
+    if activation not in (None, "silu", "swish"):
+        raise ValueError(f"tree_conv: got activation {activation!r}; expected None or 'silu'")
+
+
 def tree_conv(
     inputs: Tensor,
     weight: Tensor,
@@ -59,8 +65,7 @@ def tree_conv(
             f"{op}: weight is {list(weight.shape)}; expected [{inputs.shape[1]}, {window.shape[1] + 1}], and bias "
             f"[{inputs.shape[1]}] or None"
         )
-    if activation not in (None, "silu", "swish"):
-        raise ValueError(f"{op}: got activation {activation!r}; expected None or 'silu'")
+    check_activation(activation)
     check_tree(op, inputs.shape[0], window.shape[0], rows, lengths, offsets, parents)
     check_advance(op, parents, advance)
     outputs = torch.zeros_like(inputs)

@@ -1,0 +1,43 @@
+"""Which inputs the C++ kernels of recurrent layers take."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def why_not_float32(kept: Tensor, *inputs: Tensor | None) -> str | None:
+    """Returns why the kernels cannot compute with these dtypes, or None.
+
+    Args:
+        kept: The state.
+        *inputs: All other floating-point inputs.
+
+    Returns:
+        The reason: the kernels compute in float32, so float64 would lose digits.
+    """
+    if kept.dtype != torch.float32:
+        return f"state is {kept.dtype}; this kernel computes in float32"
+    return why_not_narrow(*inputs)
+
+
+def why_not_narrow(*inputs: Tensor | None) -> str | None:
+    """Returns which dtype is not float32, bfloat16 or float16, or None."""
+    for each in inputs:
+        if each is not None and each.dtype not in _NARROW:
+            return f"an input is {each.dtype}; this kernel computes in float32"
+    return None
+
+
+def dtypes_of(first: Tensor, *others: Tensor | None) -> Hashable:
+    """Returns the signature of a call: the device type of the first tensor and all dtypes."""
+    return first.device.type, first.dtype, *[None if each is None else each.dtype for each in others]
+
+
+def in_one_piece(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Returns the tensors in contiguous memory, copied where they are not."""
+    return tuple(each.contiguous() for each in tensors)

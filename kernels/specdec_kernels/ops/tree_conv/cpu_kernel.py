@@ -1,0 +1,33 @@
+"""C++ backend of tree_conv: tiles of channels over all nodes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._recurrence.cpu_inputs import in_one_piece
+from .reference import check_activation
+
+_tree_conv = torch.ops.specdec.tree_conv.default
+
+
+def tree_conv(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    parents: Tensor | None = None,
+    activation: str | None = None,
+    advance: bool = False,
+) -> Tensor:
+    """Calls the C++ operator with inputs in contiguous memory."""
+    check_activation(activation)
+    shift, tree = None if bias is None else bias.contiguous(), None if parents is None else parents.contiguous()
+    batch = in_one_piece(rows, lengths, offsets)
+    outputs: Tensor = _tree_conv(
+        inputs.contiguous(), weight.contiguous(), shift, window, *batch, tree, activation is not None, advance
+    )
+    return outputs
