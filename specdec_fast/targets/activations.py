@@ -175,7 +175,8 @@ def with_batch_invariant_activations(model: torch.nn.Module, forward: Callable[.
         kind: Any = type(module)
         if kind in _transcendental() and not getattr(module, "inplace", False):
             module.__class__ = _batch_invariant_type(kind)
-    if any(parameter.dim() > 2 for parameter in model.parameters()):
+    others = [each for each in model.modules() if not isinstance(each, torch.nn.Conv1d)]
+    if any(parameter.dim() > 2 for each in others for parameter in each.parameters(recurse=False)):
         return forward
     found: set[float] | None = None
 
