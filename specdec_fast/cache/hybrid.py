@@ -26,7 +26,7 @@ class HybridCache(PagedCache):
         recurrent: States of the recurrent layers.
     """
 
-    why_no_sharing = "recurrent states of earlier positions are not kept"
+    why_no_rollback = "it has recurrent layers, whose earlier states are not kept"
 
     def __init__(self, states: RecurrentStates, **options: Any) -> None:
         super().__init__(**options)

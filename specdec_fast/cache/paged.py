@@ -62,8 +62,8 @@ class PagedCache:
         ValueError: If `page_size` or `num_pages` is out of range, or if the pages do not fit into memory.
     """
 
-    why_no_sharing: str | None = None
-    """Why rows share no pages by their names, or None."""
+    why_no_rollback: str | None = None
+    """Why rows cannot be truncated, and share no pages by their names; or None."""
 
     def __init__(
         self,

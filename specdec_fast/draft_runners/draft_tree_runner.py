@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, table_to_device
 from specdec_fast.core.draft import Draft
-from specdec_fast.draft_runners.row_limit import check_row_limit
+from specdec_fast.draft_runners.row_limit import check_rollback, check_row_limit
 from specdec_fast.draft_runners.shared_prefixes import SharedPrefixes
 from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
 from specdec_fast.trees.logits_source import Staged
@@ -37,6 +37,7 @@ class DraftTreeRunner:
     keeps_staged_keys = True
 
     def __init__(self, model: Any, vocab_size: int, name: str) -> None:
+        check_rollback(name, model)
         self.model, self._name = model, name
         self.device: torch.device = model.device
         self.vocab_size = min(vocab_size, model.vocab_size)

@@ -26,6 +26,7 @@ from specdec_fast.core.distributions import TokenDistributions, concat_distribut
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.finite_logits import require_finite_logits
 from specdec_fast.core.proposal_kind import check_pick
+from specdec_fast.draft_runners.row_limit import check_rollback
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling.target_distributions import chain_distributions
 from specdec_fast.targets.skipped_layers import SkippedLayers, choice_path, read_choice
@@ -107,6 +108,7 @@ class LayerSkipDrafter:
                 f"layer_skip: got a target ({type(target).__name__}) that cannot skip layers; expected one with "
                 "`skip_layers`, such as HuggingFaceTarget"
             )
+        check_rollback("layer_skip", target)
         if stop not in STOPS:
             raise ValueError(unknown_name("layer_skip stop", stop, STOPS))
         check_pick("layer_skip", pick)

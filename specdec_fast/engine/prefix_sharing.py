@@ -57,7 +57,7 @@ class PrefixSharing:
         if enabled and not hasattr(cache, "adopt"):
             self.why_not = f"the cache ({type(cache).__name__}) cannot share pages"
         elif enabled:
-            self.why_not = getattr(cache, "why_no_sharing", None)
+            self.why_not = getattr(cache, "why_no_rollback", None)
         self._is_weight_check_due = True
         self._stored: set[int] = set()  # rows whose committed tokens are all stored
         self._joining: dict[int, _Joining] = {}  # rows that are not prefilled yet

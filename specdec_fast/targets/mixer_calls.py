@@ -1,7 +1,7 @@
 """The functions that transformers' mixers call, each by the operator that replaces it.
 
-A seam observes a call in a dry run, and runs it in a packed pass. Its arguments are those of transformers, with one
-packed row of M nodes. Tests: tests/targets/test_recurrent_layers.py.
+A mixer function observes a call in a dry run, and runs it in a packed pass. Its arguments are those of transformers,
+with one packed row of M nodes. Tests: tests/targets/test_recurrent_layers.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Names = Mapping[str, Any]
 
 
 class Pass(Protocol):
-    """What a seam needs of a packed pass."""
+    """What a mixer function needs of a packed pass."""
 
     states: RecurrentStates
     advance: bool
@@ -36,7 +36,7 @@ class Pass(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
+class MixerFunction:
     """One function of transformers.
 
     Attributes:
@@ -202,11 +202,11 @@ def _mamba1(
     return (found, None) if return_last_state else found
 
 
-SEAMS = {
-    CONVOLUTION: Seam("a short convolution", _observe_convolution, _convolve),
-    "torch_chunk_gated_delta_rule": Seam("a gated delta rule", _observe_delta, _delta),
-    "chunk_kimi_delta_attention": Seam("Kimi delta attention", _observe_delta, _delta),
-    "mamba2_chunk_scan": Seam("Mamba-2", _observe_mamba2, _mamba2),
-    "mamba_selective_scan": Seam("Mamba-1", _observe_mamba1, _mamba1),
+MIXER_FUNCTIONS = {
+    CONVOLUTION: MixerFunction("a short convolution", _observe_convolution, _convolve),
+    "torch_chunk_gated_delta_rule": MixerFunction("a gated delta rule", _observe_delta, _delta),
+    "chunk_kimi_delta_attention": MixerFunction("Kimi delta attention", _observe_delta, _delta),
+    "mamba2_chunk_scan": MixerFunction("Mamba-2", _observe_mamba2, _mamba2),
+    "mamba_selective_scan": MixerFunction("Mamba-1", _observe_mamba1, _mamba1),
 }
 """Functions of transformers' Python modules, by name."""

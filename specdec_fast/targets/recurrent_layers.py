@@ -23,9 +23,9 @@ from torch import Tensor
 
 from specdec_fast.cache.recurrent_states import RecurrentStates, StateShape, WindowShape
 from specdec_fast.targets.linear_layers import BatchInvariantWeight
-from specdec_fast.targets.mixer_calls import CONVOLUTION, SEAMS, Seam
+from specdec_fast.targets.mixer_calls import CONVOLUTION, MIXER_FUNCTIONS, MixerFunction
 
-KINDS = tuple(sorted(each.kind for each in SEAMS.values()))
+KINDS = tuple(sorted(each.kind for each in MIXER_FUNCTIONS.values()))
 """Kinds of mixers that are known, in words."""
 Place = tuple[int, str, int]
 """A mixer, the name of a function, and which of its calls."""
@@ -121,12 +121,12 @@ def with_equal_columns(mixers: list[torch.nn.Module]) -> None:
     """
     for mixer in mixers:
         weight = getattr(getattr(mixer, "dt_proj", None), "weight", None)
-        if "mamba_selective_scan" in seams_of(mixer) and type(weight) is torch.nn.Parameter:
+        if "mamba_selective_scan" in functions_of(mixer) and type(weight) is torch.nn.Parameter:
             weight.__class__ = BatchInvariantWeight
 
 
 def layer_of(module: Any) -> int | None:
-    """Returns the layer of an attention module. One that layers share is told with each call, as Zamba does it."""
+    """Returns the layer of an attention module. Layers of Zamba share one, and pass their number with each call."""
     own: int | None = module.layer_idx
     if own is not None and own >= 0:
         return own
@@ -136,13 +136,13 @@ def layer_of(module: Any) -> int | None:
 
 def find_mixers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Returns the mixers of a model: modules with a causal convolution whose Python module has known functions."""
-    return [module for module in model.modules() if _convolution_of(module) is not None and seams_of(module)]
+    return [module for module in model.modules() if _convolution_of(module) is not None and functions_of(module)]
 
 
 def why_not_served(model: torch.nn.Module) -> str | None:
     """Returns why recurrent layers of a model cannot be served, or None. Models without any are served."""
     for name, module in model.named_modules():
-        if _convolution_of(module) is not None and not seams_of(module):
+        if _convolution_of(module) is not None and not functions_of(module):
             return (
                 f"got {type(module).__name__} at {name!r}, which calls no function that is known here; expected one "
                 f"of: {', '.join(KINDS)}"
@@ -158,10 +158,10 @@ def _convolution_of(module: torch.nn.Module) -> torch.nn.Conv1d | None:
     return None
 
 
-def seams_of(mixer: torch.nn.Module) -> dict[str, Seam]:
+def functions_of(mixer: torch.nn.Module) -> dict[str, MixerFunction]:
     """Returns the functions of a mixer's Python module that lead here, by name. Without a convolution: none."""
     names = vars(sys.modules[type(mixer).__module__])
-    found = {name: seam for name, seam in SEAMS.items() if callable(names.get(name))}
+    found = {name: function for name, function in MIXER_FUNCTIONS.items() if callable(names.get(name))}
     return found if CONVOLUTION in found else {}
 
 
@@ -180,10 +180,10 @@ class _Functions:
             if self._users[module_name] > 1:
                 return
             names = vars(sys.modules[module_name])
-            for name, seam in SEAMS.items():
+            for name, function in MIXER_FUNCTIONS.items():
                 if callable(names.get(name)):
                     self._own[module_name, name] = names[name]
-                    names[name] = _leading(names[name], name, seam, names)
+                    names[name] = _leading(names[name], name, function, names)
 
     def give(self, module_name: str) -> None:
         """Counts one user less. The last one restores the functions."""
@@ -191,7 +191,7 @@ class _Functions:
             self._users[module_name] -= 1
             if self._users[module_name]:
                 return
-            for name in SEAMS:
+            for name in MIXER_FUNCTIONS:
                 if (module_name, name) in self._own:
                     setattr(sys.modules[module_name], name, self._own.pop((module_name, name)))
 
@@ -199,7 +199,9 @@ class _Functions:
 _functions = _Functions()
 
 
-def _leading(own: Callable[..., Any], name: str, seam: Seam, names: Mapping[str, Any]) -> Callable[..., Any]:
+def _leading(
+    own: Callable[..., Any], name: str, function: MixerFunction, names: Mapping[str, Any]
+) -> Callable[..., Any]:
     """A function that calls the operators inside of a pass of a mixer, and transformers' own anywhere else."""
 
     @wraps(own)
@@ -210,9 +212,9 @@ def _leading(own: Callable[..., Any], name: str, seam: Seam, names: Mapping[str,
         place = (now.mixer, name, now.calls[name])
         now.calls[name] += 1
         if isinstance(now, MixerProbe):
-            now.shapes[place], result = seam.observe(names, *args, **named)
+            now.shapes[place], result = function.observe(names, *args, **named)
             return result
-        return seam.run(names, now, now.places[place], *args, **named)
+        return function.run(names, now, now.places[place], *args, **named)
 
     return call
 

@@ -13,7 +13,7 @@ from oracles.noisy_oracle import NoisyChain, NoisyTree
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
 from specdec_fast.targets.model_support import UnsupportedModelError
-from specdec_fast.targets.recurrent_layers import SEAMS
+from specdec_fast.targets.recurrent_layers import MIXER_FUNCTIONS
 
 PROMPTS = ([5, 6, 7, 8, 9, 3, 4], [11, 12, 13], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50], [1], [7, 7])
 COUNT = 24
@@ -127,7 +127,7 @@ def test_preempted_rows_are_computed_again(name: str) -> None:
 def test_closing_gives_the_functions_of_transformers_back() -> None:
     model = hybrid_models.model("qwen3_next")
     names = vars(sys.modules[type(model).__module__])
-    before = {name: names[name] for name in SEAMS if name in names}
+    before = {name: names[name] for name in MIXER_FUNCTIONS if name in names}
     hooks = [len(each._forward_pre_hooks) + len(each._forward_hooks) for each in model.modules()]
     first, second = HuggingFaceTarget(model), HuggingFaceTarget(model)
     assert all(names[name] is not own for name, own in before.items())
@@ -150,7 +150,7 @@ def test_a_failed_load_gives_the_functions_back(monkeypatch: pytest.MonkeyPatch)
 
     model = hybrid_models.model("bamba")
     names = vars(sys.modules[type(model).__module__])
-    before = {name: names[name] for name in SEAMS if name in names}
+    before = {name: names[name] for name in MIXER_FUNCTIONS if name in names}
     monkeypatch.setattr(huggingface, "make_cache", fail)
     with pytest.raises(KeyboardInterrupt):
         HuggingFaceTarget(model)
