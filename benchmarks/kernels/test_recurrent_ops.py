@@ -1,7 +1,7 @@
-"""Cost of the operators of recurrent layers at the shape of a layer of Qwen3-Next: 16 groups, 32 heads, states 128 x 128.
+"""Cost of the operators of recurrent layers at the shape of a layer of Qwen3-Next.
 
-States of several layers take turns, so each comes from memory. The nodes are one, a chain, a tree and roots. A root more
-costs a row of products with a state in the caches.
+It has 16 groups, 32 heads and states 128 x 128. States of several layers take turns, so each comes from memory. Nodes
+are one, a chain, a tree and roots. One more root costs a row of products with a state in the caches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from specdec_kernels import state_commit, tree_conv, tree_delta, tree_ssm, use_backend, window_commit
 
 GROUPS, HEADS, SIZE, LAYERS = 16, 32, 128, 24
-CHANNELS, TAPS = 2 * GROUPS * SIZE + HEADS * SIZE, 4
+CHANNELS, REACH = 2 * GROUPS * SIZE + HEADS * SIZE, 4
 NODES: dict[str, tuple[int, list[int] | None]] = {
     "1 node": (1, None),
     "8 in a chain": (8, None),
@@ -82,8 +82,8 @@ def test_state_commit(benchmark, backend: str, accepted: int, threads: int) -> N
 @pytest.mark.parametrize("kind", ["1 node", "8 in a tree"])
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_tree_conv(benchmark, backend: str, kind: str, threads: int) -> None:
-    windows = [torch.randn(1, TAPS - 1, CHANNELS).bfloat16() for _ in range(LAYERS)]
-    inputs, weight = torch.randn(NODES[kind][0], CHANNELS).bfloat16(), torch.randn(CHANNELS, TAPS).bfloat16()
+    windows = [torch.randn(1, REACH - 1, CHANNELS).bfloat16() for _ in range(LAYERS)]
+    inputs, weight = torch.randn(NODES[kind][0], CHANNELS).bfloat16(), torch.randn(CHANNELS, REACH).bfloat16()
     benchmark.extra_info["calls"] = LAYERS
     with use_backend(backend), torch.inference_mode():
         benchmark(lambda: [tree_conv(inputs, weight, None, each, *batch(kind), "silu") for each in windows])
@@ -91,7 +91,7 @@ def test_tree_conv(benchmark, backend: str, kind: str, threads: int) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_window_commit(benchmark, backend: str, threads: int) -> None:
-    windows = [torch.randn(1, TAPS - 1, CHANNELS).bfloat16() for _ in range(LAYERS)]
+    windows = [torch.randn(1, REACH - 1, CHANNELS).bfloat16() for _ in range(LAYERS)]
     inputs, where = torch.randn(8, CHANNELS).bfloat16(), (int32([0]), int32([9]), int32([[0, 1, 2]]))
     benchmark.extra_info["calls"] = LAYERS
     with use_backend(backend), torch.inference_mode():

@@ -179,9 +179,9 @@ Tensor tree_conv(
   Convolution call;
   call.nodes = inputs.size(0);
   call.channels = inputs.size(1);
-  call.taps = window.size(1) + 1;
-  SPECDEC_CHECK(has_sizes(weight, {call.channels, call.taps}) && (!bias.has_value() || has_sizes(*bias, {call.channels})), kOp, ": weight is ",
-                shape_of(weight), "; expected [", call.channels, ", ", call.taps, "], and bias [", call.channels, "] or None");
+  call.reach = window.size(1) + 1;
+  SPECDEC_CHECK(has_sizes(weight, {call.channels, call.reach}) && (!bias.has_value() || has_sizes(*bias, {call.channels})), kOp, ": weight is ",
+                shape_of(weight), "; expected [", call.channels, ", ", call.reach, "], and bias [", call.channels, "] or None");
   call.inputs = operand(kOp, "inputs", inputs);
   call.weight = operand(kOp, "weight", weight);
   if (bias.has_value()) call.bias = operand(kOp, "bias", *bias);

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 16;  // multiplications or bytes per piece of work that justify another thread
 
-// What the first taps - 1 taps of each node read, [nodes, taps - 1].
-std::vector<int32_t> tap_sources(const PackedTrees& trees, int64_t held) {
+// Where each node finds the inputs before its own, oldest first, [nodes, held].
+std::vector<int32_t> input_sources(const PackedTrees& trees, int64_t held) {
   const int64_t used = trees.batch > 0 ? trees.offsets[trees.batch] : 0;
   std::vector<int32_t> sources(static_cast<size_t>(used * held));
   for (int64_t b = 0; b < trees.batch; ++b) {
@@ -39,8 +39,8 @@ void convolve_trees(const Convolution& call, Isa isa) {
     std::memset(static_cast<decltype(type)*>(call.outputs) + used * call.channels, 0, static_cast<size_t>(tail) * sizeof(type));
   });
   if (used == 0) return;
-  const std::vector<int32_t> sources = tap_sources(trees, call.taps - 1);
-  const int64_t tiles = (call.channels + kernels.tile - 1) / kernels.tile, products = (used + 4) * call.taps * kernels.tile;
+  const std::vector<int32_t> sources = input_sources(trees, call.reach - 1);
+  const int64_t tiles = (call.channels + kernels.tile - 1) / kernels.tile, products = (used + 4) * call.reach * kernels.tile;
   const int64_t size = convolution_scratch(call, kernels.tile);
   parallel_for(0, tiles, std::max<int64_t>(1, kGrain / products), [&](int64_t begin, int64_t end) {
     static thread_local std::vector<float> memory;

@@ -9,11 +9,11 @@ namespace specdec {
 
 struct Convolution {
   Operand inputs;              // [nodes, channels]
-  Operand weight, bias;        // [channels, taps], [channels] (may be null)
-  void* window = nullptr;      // the last taps - 1 inputs of each text, [rows, taps - 1, channels], in the type of the inputs
+  Operand weight, bias;        // [channels, reach], oldest input first, and [channels] (may be null)
+  void* window = nullptr;      // the last reach - 1 inputs of each text, [rows, reach - 1, channels], in the type of the inputs
   void* outputs = nullptr;     // [nodes, channels], in the type of the inputs
   int64_t row_stride = 0;      // between rows of the window
-  int64_t nodes = 0, channels = 0, taps = 0;
+  int64_t nodes = 0, channels = 0, reach = 0;  // reach: inputs that an output depends on
   bool silu = false, advance = false;  // advance: windows move behind the last node of chains
   PackedTrees trees;
 };
@@ -32,10 +32,10 @@ void move_windows(const WindowMoves& call, const PackedTrees& trees, const int32
 
 // --- internal to this folder ---
 
-// What a tap reads if it is no node: row i of the window of its request is -1 - i.
+// A source that is no node: -1 - i for row i of the window of its request.
 inline int64_t window_row(int32_t source) { return -1 - static_cast<int64_t>(source); }
 
 // Floats of scratch that `convolve` needs.
-inline int64_t convolution_scratch(const Convolution& call, int64_t tile) { return (call.taps + 2) * tile; }
+inline int64_t convolution_scratch(const Convolution& call, int64_t tile) { return (call.reach + 2) * tile; }
 
 }  // namespace specdec

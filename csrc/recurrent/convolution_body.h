@@ -13,15 +13,15 @@ inline float element(Operand from, int64_t i) {
   return widen(static_cast<const Half*>(from.data)[i]);
 }
 
-// Columns [column, column + count) of all nodes. Scratch: the weights by tap, the bias, and zeros.
+// Columns [column, column + count) of all nodes. Scratch: the weights by input, the bias, and zeros.
 template <class T, int C>
 void convolve_tile(const Convolution& call, const int32_t* sources, int64_t column, int64_t count, float* scratch) {
   constexpr int64_t kWidth = C * kLanes;
-  const int64_t held = call.taps - 1;
-  float *bias = scratch + call.taps * kWidth, *zeros = bias + kWidth;
+  const int64_t held = call.reach - 1;
+  float *bias = scratch + call.reach * kWidth, *zeros = bias + kWidth;
   for (int64_t i = 0; i < kWidth; ++i) zeros[i] = 0.0f;
   for (int64_t i = 0; i < kWidth; ++i) {
-    for (int64_t tap = 0; tap < call.taps; ++tap) scratch[tap * kWidth + i] = i < count ? element(call.weight, (column + i) * call.taps + tap) : 0.0f;
+    for (int64_t at = 0; at < call.reach; ++at) scratch[at * kWidth + i] = i < count ? element(call.weight, (column + i) * call.reach + at) : 0.0f;
     bias[i] = i < count && call.bias.data != nullptr ? element(call.bias, column + i) : 0.0f;
   }
   const T *none = reinterpret_cast<const T*>(zeros), *inputs = static_cast<const T*>(call.inputs.data) + column;
@@ -36,14 +36,14 @@ void convolve_tile(const Convolution& call, const int32_t* sources, int64_t colu
     for (int64_t node = first; node < last; ++node) {
       Floats sums[C];
       for (int c = 0; c < C; ++c) sums[c] = load(bias + c * kLanes);
-      for (int64_t tap = 0; tap < call.taps; ++tap) {
-        const T* from = source_of(tap < held ? sources[node * held + tap] : static_cast<int32_t>(node));
-        for (int c = 0; c < C; ++c) sums[c] = fma(load_at(from, c * kLanes, count), load(scratch + tap * kWidth + c * kLanes), sums[c]);
+      for (int64_t at = 0; at < call.reach; ++at) {
+        const T* from = source_of(at < held ? sources[node * held + at] : static_cast<int32_t>(node));
+        for (int c = 0; c < C; ++c) sums[c] = fma(load_at(from, c * kLanes, count), load(scratch + at * kWidth + c * kLanes), sums[c]);
       }
       T* to = static_cast<T*>(call.outputs) + node * call.channels + column;
       for (int c = 0; c < C; ++c) store_at(to, c * kLanes, count, call.silu ? silu(sums[c]) : sums[c]);
     }
-    // The last node of a chain and what its taps read but the first, in an order in which nothing is overwritten unread.
+    // The inputs of the last node but the oldest, in an order in which nothing is overwritten unread.
     for (int64_t i = 0; call.advance && i < held; ++i) {
       const T* from = source_of(i + 1 < held ? sources[(last - 1) * held + i + 1] : static_cast<int32_t>(last - 1));
       __builtin_memmove(window + i * call.channels, from, static_cast<size_t>(count) * sizeof(T));

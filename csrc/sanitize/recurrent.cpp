@@ -101,21 +101,21 @@ void recurrence_case(uint64_t seed, Random& random) {
 void convolution_case(uint64_t seed, Random& random) {
   const Trees trees(random, between(random, 1, 3), 9);
   const Texts texts(random, trees.rows());
-  const int64_t tail = between(random, 0, 2), nodes = trees.nodes() + tail, channels = one_of<int64_t>(random, {1, 7, 24, 70}), taps = between(random, 1, 4);
+  const int64_t tail = between(random, 0, 2), nodes = trees.nodes() + tail, channels = one_of<int64_t>(random, {1, 7, 24, 70}), reach = between(random, 1, 4);
   const Scalar type = one_of<Scalar>(random, {Scalar::Float32, Scalar::BFloat16, Scalar::Half});
-  const Block inputs(type, nodes * channels, random), weight(Scalar::Float32, channels * taps, random), bias(type, channels, random);
-  const Block window(type, trees.rows() * (taps - 1) * channels, random), outputs(type, nodes * channels), one(type, channels);
-  const int64_t size = inputs.bytes(), row_bytes = (taps - 1) * channels * size;
+  const Block inputs(type, nodes * channels, random), weight(Scalar::Float32, channels * reach, random), bias(type, channels, random);
+  const Block window(type, trees.rows() * (reach - 1) * channels, random), outputs(type, nodes * channels), one(type, channels);
+  const int64_t size = inputs.bytes(), row_bytes = (reach - 1) * channels * size;
   Convolution call;
   call.inputs = {inputs.data(), type};
   call.weight = {weight.data(), Scalar::Float32};
   if (between(random, 0, 1) == 1) call.bias = {bias.data(), type};
   call.window = window.data();
   call.outputs = outputs.data();
-  call.row_stride = (taps - 1) * channels;
+  call.row_stride = (reach - 1) * channels;
   call.nodes = nodes;
   call.channels = channels;
-  call.taps = taps;
+  call.reach = reach;
   call.silu = between(random, 0, 1) == 1;
   call.trees = texts.packed(trees, tail, false);
   convolve_trees(call);
@@ -141,7 +141,7 @@ void convolution_case(uint64_t seed, Random& random) {
     }
     const std::vector<char> sequential(own, own + row_bytes);
     std::copy(before.begin(), before.end(), own);
-    const WindowMoves moves{static_cast<char*>(window.data()), static_cast<const char*>(inputs.data()), row_bytes, channels * size, taps - 1};
+    const WindowMoves moves{static_cast<char*>(window.data()), static_cast<const char*>(inputs.data()), row_bytes, channels * size, reach - 1};
     move_windows(moves, {row, texts.lengths.data() + b, nullptr, nullptr, 1, nodes}, path.data(), static_cast<int64_t>(path.size()));
     expect(std::equal(sequential.begin(), sequential.end(), own), "a moved window", seed);
   }

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec_kernels import tree_conv, use_backend, window_commit
 
 BACKENDS = [backend.name for backend in tree_conv.backends]
-CHANNELS, TAPS = (1, 7, 16, 24, 40, 64, 130), (4, 2, 3, 1)
+CHANNELS, REACH = (1, 7, 16, 24, 40, 64, 130), (4, 2, 3, 1)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -28,10 +28,10 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 def make_inputs(seed: int, trees: Trees, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Inputs, weight, bias and windows; those of texts without tokens are NaN, so none may be read."""
     g = torch.Generator().manual_seed(seed)
-    channels, taps = CHANNELS[seed % len(CHANNELS)], TAPS[seed % len(TAPS)]
+    channels, reach = CHANNELS[seed % len(CHANNELS)], REACH[seed % len(REACH)]
     inputs = torch.randn((trees.nodes, channels), generator=g).to(dtype)
-    weight, bias = torch.randn((channels, taps), generator=g), torch.randn(channels, generator=g).to(dtype)
-    window = torch.randn((len(trees.rows) + 1, taps - 1, channels), generator=g).to(dtype)
+    weight, bias = torch.randn((channels, reach), generator=g), torch.randn(channels, generator=g).to(dtype)
+    window = torch.randn((len(trees.rows) + 1, reach - 1, channels), generator=g).to(dtype)
     for row, length in zip(trees.rows, trees.lengths):
         if length == 0:
             window[row] = float("nan")
@@ -99,7 +99,8 @@ def test_a_prompt_has_the_same_bits_wherever_it_is_split(backend: str) -> None:
 def call(**changes: Any) -> Tensor:
     given: dict[str, Any] = {
         "inputs": torch.zeros(3, 5), "weight": torch.zeros(5, 4), "bias": torch.zeros(5),
-        "window": torch.zeros(2, 3, 5), "rows": int32([0]), "lengths": int32([1]), "offsets": int32([0, 3]), "parents": int32([-1, 0, 0]),
+        "window": torch.zeros(2, 3, 5), "rows": int32([0]), "lengths": int32([1]), "offsets": int32([0, 3]),
+        "parents": int32([-1, 0, 0]),
     }  # fmt: skip
     return tree_conv(**(given | changes))
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .samples_attention import Call, Sample, Sizes, accepted_paths, int32, offsets, parents, random, size_of
 
-_TAPS = 4
+_REACH = 4
 
 
 def _batch(sizes: Sizes) -> tuple[Tensor, ...]:
@@ -55,13 +55,13 @@ def state_replay(sizes: Sizes) -> Call:
 
 def _inputs(sizes: Sizes) -> tuple[Tensor, Tensor]:
     channels = sizes.heads * sizes.width
-    return random(sizes, sizes.rows * sizes.nodes, channels), random(sizes, sizes.rows, _TAPS - 1, channels)
+    return random(sizes, sizes.rows * sizes.nodes, channels), random(sizes, sizes.rows, _REACH - 1, channels)
 
 
 def conv(sizes: Sizes) -> Call:
-    """A convolution with four taps over binary trees."""
+    """A convolution of four inputs over binary trees."""
     inputs, window = _inputs(sizes)
-    weight, bias = random(sizes, inputs.shape[1], _TAPS, scale=0.5), random(sizes, inputs.shape[1])
+    weight, bias = random(sizes, inputs.shape[1], _REACH, scale=0.5), random(sizes, inputs.shape[1])
     arguments = (inputs, weight, bias, window, *_batch(sizes), parents(sizes))
     return Call(arguments, {"activation": "silu"}, (window,), bytes=size_of(inputs, inputs, weight, window))
 
