@@ -99,6 +99,11 @@ class BatchInvariantActivation(torch.nn.Module):
             return super().forward(input)
         return call_by_whole_vectors(super().forward, input)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and files get the module's own type, which other programs know."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        return object.__new__, (type(self).__bases__[1],), *reduced[2:]
+
 
 @cache
 def _transcendental() -> frozenset[type]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,23 +193,35 @@ def test_a_model_gets_its_activations_back() -> None:
     assert type(module) is own
 
 
+def test_copies_and_files_have_the_own_type(tmp_path: Path) -> None:
+    model = models.own("llama")
+    own = type(model.model.layers[0].mlp.act_fn)
+    target = target_of(model)
+    torch.save(model, tmp_path / "model.pt")
+    for twin in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert type(twin.model.layers[0].mlp.act_fn) is own
+    assert isinstance(model.model.layers[0].mlp.act_fn, BatchInvariantActivation)
+    target.close()
+
+
 def test_activations_of_users_and_in_place_stay() -> None:
     class Own(torch.nn.SiLU):
         pass
 
     model: Any = models.own("llama")
     model.model.layers[0].mlp.act_fn, model.model.layers[1].mlp.act_fn = Own(), torch.nn.SiLU(inplace=True)
-    target_of(model)
-    assert not any(isinstance(each, BatchInvariantActivation) for each in model.modules())
+    target = target_of(model)
+    assert not any(isinstance(each, BatchInvariantActivation) for each in target.model.modules())
 
 
 def test_gradients_pass_through_padded_activations() -> None:
     own, model = tiny_model("llama", intermediate_size=100), tiny_model("llama", intermediate_size=100)
-    target_of(model)
+    target = target_of(model)
     model.set_attn_implementation("sdpa")
     tokens = torch.arange(1, 9)[None]
     for each in (own, model):
         each(tokens, labels=tokens).loss.backward()
+    assert any(isinstance(each, BatchInvariantActivation) for each in target.model.modules())
     for ours, theirs in zip(model.parameters(), own.parameters(), strict=True):
         assert ours.grad is not None and theirs.grad is not None
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
