@@ -62,7 +62,7 @@ inline void store_columns(void* to, Scalar type, int64_t at, int64_t count, cons
 // Keeps compilers from loading a vector twice that two instructions read.
 inline Floats in_register(Floats value) {
 #if defined(__x86_64__)
-  asm("" : "+x"(value));
+  asm("" : "+v"(value));
 #endif
   return value;
 }
@@ -115,7 +115,7 @@ template <int C, Gate G, bool STORES, bool SUMS>
 inline void update(Rows from, Rows to, int64_t keys, const NodeGate<C>& gate, const float* key, const float* query, const Floats* added, Rows ahead, Floats* out) {
   Floats u[C], sums[C];
   for (int c = 0; c < C; ++c) u[c] = added[c], sums[c] = Floats{};
-  const Floats whole = all(gate.factors[0]);
+  const Floats whole = G == Gate::Head ? all(gate.factors[0]) : Floats{};
   const float* row = from.data;
   float* into = to.data;
   for (int64_t k = 0; k < keys; ++k, row += from.stride, into += to.stride) {

@@ -20,6 +20,7 @@ FAMILIES = {
     "Token trees": ("tree_plan", "tree_expand", "tree_grow"),
     "Attention": ("tree_attention", "attention_plan"),
     "Key/value cache": ("kv_*",),
+    "Recurrent layers": ("tree_conv", "tree_delta", "tree_ssm", "state_commit", "window_commit"),
     "Drafting": ("draft_chain", "ngram_match"),
     "Model forward": ("fused_forward", "*_linear", "*_linear_int8"),
 }
