@@ -1,4 +1,4 @@
-"""Drafters over a target with recurrent layers: texts are those of plain decoding, or the drafter is refused in words."""
+"""Drafters over a target with recurrent layers: texts are those of plain decoding, or drafters are refused in words."""
 
 from __future__ import annotations
 
