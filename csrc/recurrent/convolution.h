@@ -36,6 +36,6 @@ void move_windows(const WindowMoves& call, const PackedTrees& trees, const int32
 inline int64_t window_row(int32_t source) { return -1 - static_cast<int64_t>(source); }
 
 // Floats of scratch that `convolve` needs.
-inline int64_t convolution_scratch(const Convolution& call, int64_t tile) { return (call.reach + 2) * tile; }
+inline int64_t convolution_scratch(const Convolution& call, int64_t tile) { return 2 * (call.reach + 1) * tile; }
 
 }  // namespace specdec

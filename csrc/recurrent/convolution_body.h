@@ -7,23 +7,24 @@ inline Floats silu(Floats x) {
   return (x < 0 ? x * e : x) / (all(1.0f) + e);
 }
 
-inline float element(Operand from, int64_t i) {
-  if (from.type == Scalar::Float32) return static_cast<const float*>(from.data)[i];
-  if (from.type == Scalar::BFloat16) return widen(static_cast<const BFloat16*>(from.data)[i]);
-  return widen(static_cast<const Half*>(from.data)[i]);
+// `count` elements from element `at` on.
+inline void widen_part(Operand from, int64_t at, int64_t count, float* to) {
+  from.data = static_cast<const char*>(from.data) + at * (from.type == Scalar::Float32 ? 4 : 2);
+  widen_elements(from, to, 0, count);
 }
 
-// Columns [column, column + count) of all nodes. Scratch: the weights by input, the bias, and zeros.
+// Columns [column, column + count) of all nodes. Scratch: the weights by input, the bias, zeros,
+// and the weights by column.
 template <class T, int C>
 void convolve_tile(const Convolution& call, const int32_t* sources, int64_t column, int64_t count, float* scratch) {
   constexpr int64_t kWidth = C * kLanes;
   const int64_t held = call.reach - 1;
-  float *bias = scratch + call.reach * kWidth, *zeros = bias + kWidth;
-  for (int64_t i = 0; i < kWidth; ++i) zeros[i] = 0.0f;
-  for (int64_t i = 0; i < kWidth; ++i) {
-    for (int64_t at = 0; at < call.reach; ++at) scratch[at * kWidth + i] = i < count ? element(call.weight, (column + i) * call.reach + at) : 0.0f;
-    bias[i] = i < count && call.bias.data != nullptr ? element(call.bias, column + i) : 0.0f;
-  }
+  float *bias = scratch + call.reach * kWidth, *zeros = bias + kWidth, *lined = zeros + kWidth;
+  for (int64_t i = 0; i < (call.reach + 2) * kWidth; ++i) scratch[i] = 0.0f;
+  widen_part(call.weight, column * call.reach, count * call.reach, lined);
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t at = 0; at < call.reach; ++at) scratch[at * kWidth + i] = lined[i * call.reach + at];
+  if (call.bias.data != nullptr) widen_part(call.bias, column, count, bias);
   const T *none = reinterpret_cast<const T*>(zeros), *inputs = static_cast<const T*>(call.inputs.data) + column;
   for (int64_t b = 0; b < call.trees.batch; ++b) {
     const int64_t first = call.trees.offsets[b], last = call.trees.offsets[b + 1];

@@ -20,15 +20,17 @@ class Preparation {
     out_.state = call.state;
     out_.kind = call.kind;
     out_.row_stride = call.row_stride;
+    out_.nodes = call.nodes;
     out_.heads = call.heads;
     out_.groups = call.groups;
     out_.keys = call.keys;
     out_.width = call.width;
-    const int64_t products = call.groups * call.keys, per_head = call.kind == Gate::Head ? 1 : call.kind == Gate::Channel ? call.keys : call.width;
-    out_.query = add(call.query, products, kernels.widen);
-    out_.key = add(call.key, products, kernels.widen);
-    out_.gate = add(call.gate, call.heads * per_head, call.kind == Gate::Element ? kernels.widen : kernels.exponentials);
-    out_.rate = add(call.rate, call.heads, kernels.widen);
+    out_.query = add(call.query, call.groups, call.keys, kernels.widen);
+    out_.key = add(call.key, call.groups, call.keys, kernels.widen);
+    if (call.kind == Gate::Head) out_.gate = add(call.gate, 1, call.heads, kernels.exponentials);
+    if (call.kind == Gate::Channel) out_.gate = add(call.gate, call.heads, call.keys, kernels.exponentials);
+    if (call.kind == Gate::Element) out_.gate = add(call.gate, 1, call.heads * call.width, kernels.widen);
+    out_.rate = add(call.rate, 1, call.heads, kernels.widen);
     if (call.rate.data != nullptr) out_.dot = dots_ = memory(call.nodes * call.groups);
     if (call.decay.data == nullptr || call.decay.type == Scalar::Float32) {
       out_.decay = static_cast<const float*>(call.decay.data);
@@ -40,8 +42,19 @@ class Preparation {
   }
 
   void prepare(int64_t begin, int64_t end) const {
-    for (const Part& part : parts_) part.convert(part.from, part.to, begin * part.size, end * part.size);
-    if (dots_ != nullptr) kernels_.dots(out_.query, out_.key, dots_, begin * call_.groups, end * call_.groups, call_.keys);
+    for (const Part& part : parts_) {
+      if (part.rows == 1) {
+        part.convert(part.from, part.to, begin * part.size, end * part.size);
+        continue;
+      }
+      for (int64_t node = begin; node < end; ++node) {
+        for (int64_t row = 0; row < part.rows; ++row) {
+          part.convert(at(part.from, (node * part.rows + row) * part.size), part.to + (row * call_.nodes + node) * part.size, 0, part.size);
+        }
+      }
+    }
+    if (dots_ == nullptr) return;
+    for (int64_t g = 0; g < call_.groups; ++g) kernels_.dots(out_.query, out_.key, dots_, g * call_.nodes + begin, g * call_.nodes + end, call_.keys);
   }
   void prepare_all(int64_t nodes) const {
     const int64_t each = std::max<int64_t>(1, 2 * call_.groups * call_.keys + call_.heads);
@@ -55,18 +68,23 @@ class Preparation {
   struct Part {
     Operand from;
     float* to;
-    int64_t size;
+    int64_t rows, size;
     Convert convert;
   };
+
+  static Operand at(Operand from, int64_t element) {
+    const int64_t size = from.type == Scalar::Float32 ? 4 : 2;
+    return {static_cast<const char*>(from.data) + element * size, from.type};
+  }
 
   float* memory(int64_t size) {
     blocks_.push_back(std::unique_ptr<float[]>(new float[static_cast<size_t>(size)]));
     return blocks_.back().get();
   }
-  // Where the float32 form of `from`, `size` elements per node, is or will be.
-  const float* add(Operand from, int64_t size, Convert convert) {
-    if (from.data == nullptr || (from.type == Scalar::Float32 && convert == kernels_.widen)) return static_cast<const float*>(from.data);
-    parts_.push_back({from, memory(call_.nodes * size), size, convert});
+  // Where the float32 form of `from`, [nodes, rows, size], is or will be; it is [rows, nodes, size].
+  const float* add(Operand from, int64_t rows, int64_t size, Convert convert) {
+    if (from.data == nullptr || (from.type == Scalar::Float32 && convert == kernels_.widen && rows == 1)) return static_cast<const float*>(from.data);
+    parts_.push_back({from, memory(call_.nodes * rows * size), rows, size, convert});
     return parts_.back().to;
   }
 

@@ -42,17 +42,18 @@ void replay_paths(const Recurrence& call, const PackedTrees& trees, const int32_
 
 // --- internal to this folder ---
 
-// The same in the form that vector code reads: all but values in float32.
+// The same in the form that vector code reads: all but values in float32. What one head reads for all nodes is contiguous,
+// because rows that lie a power of two apart would share few sets of the caches.
 struct PreparedRecurrence {
-  const float *query = nullptr, *key = nullptr;
-  const float* gate = nullptr;  // factors, or steps
+  const float *query = nullptr, *key = nullptr;  // [groups, nodes, keys]
+  const float* gate = nullptr;  // factors [nodes, heads] or [heads, nodes, keys], or steps [nodes, heads, width]
   const float *rate = nullptr, *decay = nullptr;
-  const float* dot = nullptr;  // query times key, [nodes, groups]
+  const float* dot = nullptr;  // query times key, [groups, nodes]
   Operand value;
   void* outputs = nullptr;
   float *corrections = nullptr, *state = nullptr;
   Gate kind = Gate::Head;
-  int64_t row_stride = 0, heads = 0, groups = 0, keys = 0, width = 0;
+  int64_t row_stride = 0, nodes = 0, heads = 0, groups = 0, keys = 0, width = 0;
 };
 
 // Tiles [begin, end) of heads * ceil(width / tile), each for all requests.

@@ -42,21 +42,33 @@ inline void dots(const float* a, const float* b, float* to, int64_t begin, int64
 }
 
 // `count` columns of a tensor from element `at` on.
-template <int C>
-inline void load_columns(Operand from, int64_t at, int64_t count, Floats* to) {
-  for (int c = 0; c < C; ++c) {
-    to[c] = from.type == Scalar::Float32    ? load_at(static_cast<const float*>(from.data) + at, c * kLanes, count)
-            : from.type == Scalar::BFloat16 ? load_at(static_cast<const BFloat16*>(from.data) + at, c * kLanes, count)
-                                            : load_at(static_cast<const Half*>(from.data) + at, c * kLanes, count);
+template <int C, class T>
+inline void load_typed(const T* from, int64_t count, Floats* to) {
+  if (__builtin_expect(count == C * kLanes, 1)) {
+    for (int c = 0; c < C; ++c) to[c] = load(from + c * kLanes);
+  } else {
+    for (int c = 0; c < C; ++c) to[c] = load_at(from, c * kLanes, count);
+  }
+}
+template <int C, class T>
+inline void store_typed(T* to, int64_t count, const Floats* from) {
+  if (__builtin_expect(count == C * kLanes, 1)) {
+    for (int c = 0; c < C; ++c) store(to + c * kLanes, from[c]);
+  } else {
+    for (int c = 0; c < C; ++c) store_at(to, c * kLanes, count, from[c]);
   }
 }
 template <int C>
+inline void load_columns(Operand from, int64_t at, int64_t count, Floats* to) {
+  if (from.type == Scalar::Float32) return load_typed<C>(static_cast<const float*>(from.data) + at, count, to);
+  if (from.type == Scalar::BFloat16) return load_typed<C>(static_cast<const BFloat16*>(from.data) + at, count, to);
+  load_typed<C>(static_cast<const Half*>(from.data) + at, count, to);
+}
+template <int C>
 inline void store_columns(void* to, Scalar type, int64_t at, int64_t count, const Floats* from) {
-  for (int c = 0; c < C; ++c) {
-    if (type == Scalar::Float32) store_at(static_cast<float*>(to) + at, c * kLanes, count, from[c]);
-    if (type == Scalar::BFloat16) store_at(static_cast<BFloat16*>(to) + at, c * kLanes, count, from[c]);
-    if (type == Scalar::Half) store_at(static_cast<Half*>(to) + at, c * kLanes, count, from[c]);
-  }
+  if (type == Scalar::Float32) return store_typed<C>(static_cast<float*>(to) + at, count, from);
+  if (type == Scalar::BFloat16) return store_typed<C>(static_cast<BFloat16*>(to) + at, count, from);
+  store_typed<C>(static_cast<Half*>(to) + at, count, from);
 }
 
 // Keeps compilers from loading a vector twice that two instructions read.
@@ -173,7 +185,7 @@ inline void write_back(const Place& place, Rows from, int64_t keys) {
 template <int C, Gate G>
 inline NodeGate<C> gate_of(const PreparedRecurrence& r, int64_t node, const Place& place, Rows decay) {
   const int64_t at = node * r.heads + place.head;
-  NodeGate<C> gate{r.gate + (G == Gate::Channel ? at * r.keys : at), {}, decay};
+  NodeGate<C> gate{r.gate + (G == Gate::Channel ? (place.head * r.nodes + node) * r.keys : at), {}, decay};
   if constexpr (G == Gate::Element) load_columns<C>({r.gate, Scalar::Float32}, at * r.width + place.column, place.count, gate.step);
   return gate;
 }
@@ -193,7 +205,8 @@ void walk_tile(const PreparedRecurrence& r, const Visits& plan, const Request& r
   for (int64_t i = request.first; i < request.last; ++i) {
     const Visit visit = plan.visits[static_cast<size_t>(i)];
     const int64_t own = visit.node * r.heads + place.head, at = own * r.width + place.column;
-    const float *key = r.key + (visit.node * r.groups + group) * keys, *query = r.query + (visit.node * r.groups + group) * keys;
+    const int64_t shared = group * r.nodes + visit.node;
+    const float *key = r.key + shared * keys, *query = r.query + shared * keys;
     const bool stores = visit.to != kDropped;
     // A state that is committed goes to memory at once if its tile is whole.
     const Rows to = visit.to >= 0 ? rows_of(visit.to) : whole ? place.committed : buffers;
@@ -216,7 +229,7 @@ void walk_tile(const PreparedRecurrence& r, const Visits& plan, const Request& r
       } else {
         products<C, false, false>(from, buffers, keys, key_of, query_of, place.ahead, by_key, out);
       }
-      const Floats factor = all(G == Gate::Head ? gate.factors[0] : 1.0f), rate = all(r.rate[own]), dot = all(r.dot[visit.node * r.groups + group]);
+      const Floats factor = all(G == Gate::Head ? gate.factors[0] : 1.0f), rate = all(r.rate[own]), dot = all(r.dot[shared]);
       for (int c = 0; c < C; ++c) {
         value[c] = rate * (value[c] - factor * by_key[c]);  // the correction
         out[c] = fma(dot, value[c], factor * out[c]);
@@ -266,9 +279,9 @@ void replay_tile(const PreparedRecurrence& r, const Visits& plan, const Request&
     for (int c = 0; c < C; ++c) s[c] = load(before.data + k * before.stride + c * kLanes);
     fetch<C>(place.ahead.data + k * place.ahead.stride);
     for (int64_t i = 0; i < nodes; ++i) {
-      const int64_t node = visits[i].node, own = node * r.heads + place.head;
-      NodeGate<C> gate{r.gate + (G == Gate::Channel ? own * keys : own), {}, decay};
-      const Floats key = all(r.key[(node * r.groups + group) * keys + k]);
+      const int64_t node = visits[i].node;
+      NodeGate<C> gate{r.gate + (G == Gate::Channel ? (place.head * r.nodes + node) * keys : node * r.heads + place.head), {}, decay};
+      const Floats key = all(r.key[(group * r.nodes + node) * keys + k]);
       if constexpr (G == Gate::Element)
         for (int c = 0; c < C; ++c) gate.step[c] = load(steps + (i * C + c) * kLanes);
       Floats gates[C];
