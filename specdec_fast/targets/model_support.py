@@ -41,10 +41,10 @@ def check_supported(model: Any) -> None:
         raise UnsupportedModelError(f"{name}: {reason}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name}: got an encoder-decoder; expected a decoder-only causal model; choose one")
-    if (reason := why_not_served(model)) is not None:
+    has_mixers, is_stateful = bool(find_mixers(model)), getattr(model, "_is_stateful", False)
+    if is_stateful and (reason := why_not_served(model)) is not None:
         raise UnsupportedModelError(f"{name}: {reason}; choose another model")
-    has_mixers = bool(find_mixers(model))
-    if getattr(model, "_is_stateful", False) and not has_mixers:
+    if is_stateful and not has_mixers:
         raise UnsupportedModelError(
             f"{name}: got a model with recurrent state, but no mixer that is known; expected attention layers, or "
             f"mixers of these kinds: {', '.join(KINDS)}; choose another model"

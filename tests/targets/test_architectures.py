@@ -92,8 +92,8 @@ def test_trees_after_a_prefix_have_the_model_s_own_logits(kind: str) -> None:
         ("roberta", {"is_decoder": True}, "differ from the model's own"),  # positions begin behind the padding token's
         ("nemotron", {}, "does not pass keyword arguments on"),
         ("llama4_text", EXPERTS, r"chunked_attention; expected .* \(packed passes compute no other mask"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "conv"),
-        ("qwen3_next", EXPERTS, "recurrent state"),
+        ("recurrent_gemma", {}, r"got RecurrentGemmaRecurrentBlock at 'model.layers.0.*', which calls no function"),
+        ("rwkv", {}, "recurrent state, but no mixer that is known"),
         ("bloom", {}, "attention interface"),
     ],
 )

@@ -167,6 +167,7 @@ def test_a_mixer_that_is_not_known_is_refused() -> None:
 
     model = tiny_model("llama")
     model.model.layers[1].mixer = Unknown()
+    model._is_stateful = True
     with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM: got Unknown at 'model.layers.1.mixer'.*one of"):
         HuggingFaceTarget(model)
 
