@@ -1,4 +1,4 @@
-"""The cache of a model that mixes attention with recurrent layers. Tests: tests/cache/test_hybrid.py."""
+"""The cache of a model that mixes attention with recurrent layers. Tests: tests/cache/test_recurrent_states.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hidden states that a pass returns beside its logits. Tests: tests/targets/test_taps.py."""
+"""Hidden states that a pass returns beside its logits. Tests: tests/targets/test_aux_hidden_states.py."""
 
 from __future__ import annotations
 
