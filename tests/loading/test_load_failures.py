@@ -26,13 +26,13 @@ def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
     AutoConfig.for_model("vit", hidden_size=16).save_pretrained(tmp_path / "vit")
     with pytest.raises(UnsupportedModelError, match=r"^model: got '.*vit', a vit; expected a decoder-only causal"):
         load(tmp_path / "vit")
-    small = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **small)).save_pretrained(tmp_path / "mamba")
-    recurrent = "MambaForCausalLM: got a model with recurrent state; expected .*; choose another model"
+    small = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "attention_hidden_size": 16}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("rwkv", **small)).save_pretrained(tmp_path / "rwkv")
+    recurrent = "RwkvForCausalLM: got a model with recurrent state, but no mixer .*; choose another model"
     with pytest.raises(UnsupportedModelError, match=f"^model: {recurrent}"):
-        load(tmp_path / "mamba")
+        load(tmp_path / "rwkv")
     with pytest.raises(ValueError, match=f"^drafter draft_model: draft: {recurrent}"):
-        load(models.own("llama"), tmp_path / "mamba", max_length=64)
+        load(models.own("llama"), tmp_path / "rwkv", max_length=64)
 
 
 class Refused:

@@ -33,12 +33,18 @@ def model(name: str) -> Any:
     return made
 
 
+@functools.cache
+def _untouched(name: str) -> Any:
+    """The same model, which no target uses."""
+    return tiny_model(name)
+
+
 def own_text(name: str, prompt: Sequence[int], count: int) -> list[int]:
     """The greedy text of a model that reads it anew for each token, by transformers' own code."""
     tokens = list(prompt)
     with torch.inference_mode():
         for _ in range(count):
-            tokens.append(int(model(name)(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+            tokens.append(int(_untouched(name)(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
     return tokens[len(prompt) :]
 
 

@@ -35,7 +35,7 @@ STAGES = [
     (load_checks, "find_windows"),
     (load_checks, "check_independence"),
     (load_checks, "check_logits"),
-    (huggingface, "PagedCache"),
+    (huggingface, "make_cache"),
     (huggingface, "find_output_scaling"),
     (huggingface, "store_by_input"),
     (huggingface, "with_batch_invariant_activations"),

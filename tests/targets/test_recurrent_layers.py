@@ -14,6 +14,7 @@ from oracles.noisy_oracle import NoisyChain, NoisyTree
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
 from specdec_fast.targets.model_support import UnsupportedModelError
 from specdec_fast.targets.recurrent_layers import MIXER_FUNCTIONS
+from specdec_fast.targets.tiny_models import tiny_model
 
 PROMPTS = ([5, 6, 7, 8, 9, 3, 4], [11, 12, 13], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50], [1], [7, 7])
 COUNT = 24
@@ -125,7 +126,7 @@ def test_preempted_rows_are_computed_again(name: str) -> None:
 
 
 def test_closing_gives_the_functions_of_transformers_back() -> None:
-    model = hybrid_models.model("qwen3_next")
+    model = tiny_model("olmo_hybrid")  # no target of another test uses the functions of its module
     names = vars(sys.modules[type(model).__module__])
     before = {name: names[name] for name in MIXER_FUNCTIONS if name in names}
     hooks = [len(each._forward_pre_hooks) + len(each._forward_hooks) for each in model.modules()]
@@ -148,7 +149,7 @@ def test_a_failed_load_gives_the_functions_back(monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    model = hybrid_models.model("bamba")
+    model = tiny_model("granite_hybrid")
     names = vars(sys.modules[type(model).__module__])
     before = {name: names[name] for name in MIXER_FUNCTIONS if name in names}
     monkeypatch.setattr(huggingface, "make_cache", fail)
@@ -162,8 +163,6 @@ def test_a_mixer_that_is_not_known_is_refused() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.conv1d = torch.nn.Conv1d(8, 8, 4, groups=8)
-
-    from specdec_fast.targets.tiny_models import tiny_model
 
     model = tiny_model("llama")
     model.model.layers[1].mixer = Unknown()
