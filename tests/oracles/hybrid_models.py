@@ -18,6 +18,8 @@ from specdec_fast.targets.tiny_models import HYBRID_FAMILIES, tiny_model
 NAMES = tuple(HYBRID_FAMILIES)
 EXPERTS = ("qwen3_next_experts", "qwen3_5_experts", "kimi_linear", "bailing_hybrid", "jamba", "lfm2_experts")
 """Families whose tokens share products of experts, so that logits round with the number of tokens."""
+SAME_BITS = tuple(each for each in NAMES if each not in (*EXPERTS, "zamba"))
+"""Families whose bits do not depend on the number of tokens. Zamba multiplies its steps in one product."""
 MIXERS = {
     "gated delta rule": "qwen3_next", "output of a delta rule": "olmo_hybrid", "Mamba-2": "bamba",
     "attention beside Mamba-2": "falcon_h1", "Mamba-1": "mamba", "short convolution": "lfm2",

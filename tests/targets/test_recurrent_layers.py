@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from oracles import hybrid_models
-from oracles.hybrid_models import EXPERTS, MIXERS, NAMES, Stepper, equal, path_to, random_tree
+from oracles.hybrid_models import EXPERTS, MIXERS, NAMES, SAME_BITS, Stepper, equal, path_to, random_tree
 from oracles.noisy_oracle import NoisyChain, NoisyTree
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
@@ -54,7 +54,7 @@ def test_replayed_texts_do_not_depend_on_drafts(name: str) -> None:
         target.close()
 
 
-@pytest.mark.parametrize("name", MIXERS.values(), ids=MIXERS.keys())
+@pytest.mark.parametrize("name", SAME_BITS)
 def test_bits_after_a_tree_are_those_of_single_tokens(name: str) -> None:
     """Logits of all nodes, states after a commit, and the logits of the next token."""
     target = HuggingFaceTarget(hybrid_models.model(name), max_rows=3)
