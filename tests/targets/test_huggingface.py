@@ -214,7 +214,6 @@ def test_encoder_decoders_are_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [
-        ("mamba", {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}),
         (
             "recurrent_gemma",
             {
