@@ -55,17 +55,39 @@ class HybridCache(PagedCache):
         else:
             self.lengths.index_add_(0, rows.long(), num_accepted + 1)
 
+    def keep_history(self) -> None:
+        """Makes rows able to drop their last tokens, as drafts need it."""
+        self.recurrent.keep_history()
+
+    def rollback_point(self, row: int, length: int) -> int:
+        """Returns the length to which a row is rolled back if it should have `length` tokens: that, or 0."""
+        return length if length == int(self.lengths[row]) or self.recurrent.reaches(row, length) else 0
+
     def rollback(self, rows: Tensor | Sequence[int], lengths: Tensor | Sequence[int]) -> None:
-        """Accepts the present lengths of rows only, since recurrent states cannot be truncated.
+        """Truncates rows to absolute lengths, which are 0, their own, or those of tokens since the last rollback.
 
         Args:
             rows: B rows.
             lengths: Their lengths.
 
         Raises:
-            ValueError: If a length differs from that of its row.
+            ValueError: If a row cannot go back to its length.
         """
-        self._check_lengths("rollback", rows, lengths)
+        known = list(zip([int(row) for row in rows], [int(each) for each in lengths], strict=True))
+        for row, length in known:
+            if length > int(self.lengths[row]) or self.rollback_point(row, length) != length:
+                self._check_lengths("rollback", [row], [length])
+        back = [(row, length) for row, length in known if length != int(self.lengths[row])]
+        if back:
+            of_rows, to_lengths = [row for row, _ in back], [length for _, length in back]
+            if self.recurrent.keeps_history:
+                self.recurrent.rollback(of_rows, to_lengths)
+            self._write_lengths(of_rows, to_lengths)
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Frees all pages of rows, and forgets their history. Calling it twice is harmless."""
+        super().release(rows)
+        self.recurrent.forget(rows, [0] * len(rows))
 
     def set_lengths(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Accepts the present lengths of rows only. See `rollback`."""

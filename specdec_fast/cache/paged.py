@@ -251,6 +251,10 @@ class PagedCache:
                 raise ValueError(f"rollback: got length {length} for row {row}; expected 0 to {held}, which it holds")
         self._write_lengths(rows, lengths)
 
+    def rollback_point(self, row: int, length: int) -> int:
+        """Returns the length to which a row is rolled back if it should have `length` tokens: that one."""
+        return length
+
     def set_lengths(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Sets the lengths of rows. Nodes that were staged behind the committed tokens may become committed.
 
@@ -393,6 +397,5 @@ class PagedCache:
         length = int(self.lengths[row])
         positions = torch.arange(length, device=self.device)
         pages = self.page_table[row][positions // self.page_size].long()
-        return self.keys[layer][pages, positions % self.page_size], self.values[layer][
-            pages, positions % self.page_size
-        ]
+        places = pages, positions % self.page_size
+        return self.keys[layer][places], self.values[layer][places]

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec_fast.core.device_transfer import host_to_device, table_to_device
 from specdec_kernels import state_commit, window_commit
+
+LONGEST_HISTORY = 64
+"""Tokens of a row after which its state is saved anew: no draft is longer, and records of prompts take memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,25 @@ class StateShape:
     gates: int
 
 
+@dataclass(frozen=True, slots=True)
+class AdvancedPass:
+    """The records of a pass that was committed at once, for a later rollback.
+
+    Attributes:
+        rows: Rows of its requests.
+        starts: Committed tokens of each row before it.
+        offsets: First node of each request, and their number.
+        inputs: Inputs of convolutions by place.
+        records: Records of recurrences by place.
+    """
+
+    rows: list[int]
+    starts: list[int]
+    offsets: list[int]
+    inputs: dict[int, Tensor]
+    records: dict[int, Record]
+
+
 @dataclass(slots=True)
 class Record:
     """What the nodes of a pass add to a state.
@@ -79,6 +102,7 @@ class RecurrentStates:
         states: By place, float32 [R, H, K, V]; float64 for a model in float64.
         inputs: Inputs of convolutions of the nodes of the last pass, by place, [M, channels].
         records: Records of the nodes of the last pass, by place.
+        keeps_history: Whether passes that are committed at once leave records, so that rows can be rolled back.
 
     Raises:
         ValueError: If the states do not fit into memory.
@@ -97,6 +121,10 @@ class RecurrentStates:
         self.states: dict[int, Tensor] = {}
         self.inputs: dict[int, Tensor] = {}
         self.records: dict[int, Record] = {}
+        self.keeps_history = False
+        self._history: list[AdvancedPass] = []
+        self._saved: dict[int, Tensor] = {}
+        self._bases = [0] * max_rows  # per row: the length at which its state was saved
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         try:
             for place, shape in enumerate(shapes):
@@ -172,6 +200,90 @@ class RecurrentStates:
             kept = (record.key, record.value, record.log_gate)
             state_commit(self.states[place], *kept, rows, lengths, path, record.decay)
         self.begin()
+
+    # -- rollback, for models that draft ------------------------------------------------------------------------------
+
+    def keep_history(self) -> None:
+        """Keeps the records of passes that are committed at once, and a saved state per row, from now on."""
+        if not self.keeps_history:
+            self.keeps_history = True
+            self._saved = {place: each.clone() for place, each in {**self.windows, **self.states}.items()}
+
+    def end_advance(self, rows: Tensor, lengths: Tensor, offsets: Tensor) -> None:
+        """Keeps the records of a pass that was committed at once. Those of a long prompt are dropped.
+
+        Args:
+            rows: Row of each request, int32 [B].
+            lengths: Committed tokens of each request before the pass, int32 [B].
+            offsets: First node of each request, int32 [B + 1].
+        """
+        if not self.keeps_history:
+            return
+        owners, starts, ends = rows.tolist(), lengths.tolist(), offsets.tolist()
+        self._history.append(AdvancedPass(owners, starts, ends, dict(self.inputs), dict(self.records)))
+        self.begin()
+        grown = [start + end - first for start, first, end in zip(starts, ends, ends[1:])]
+        long = [at for at, row in enumerate(owners) if grown[at] - self._bases[row] > LONGEST_HISTORY]
+        self._save([owners[at] for at in long], [grown[at] for at in long])
+
+    def reaches(self, row: int, length: int) -> bool:
+        """Returns whether a row can be rolled back to a length."""
+        return length == 0 or (self.keeps_history and self._bases[row] <= length)
+
+    def rollback(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Gives rows the states that they had at earlier lengths: saved states, and the records since then.
+
+        Args:
+            rows: B rows.
+            lengths: Their lengths, which they reach.
+        """
+        wanted, first = dict(zip(rows, lengths)), 0
+        paths: dict[int, list[int]] = {row: [] for row in rows}
+        for each in self._history:
+            for at, row in enumerate(each.rows):
+                for node in range(each.offsets[at], each.offsets[at + 1]) if row in wanted else ():
+                    if self._bases[row] <= each.starts[at] + node - each.offsets[at] < wanted[row]:
+                        paths[row].append(first + node)
+            first += each.offsets[-1]
+        device = next(iter(self._saved.values())).device
+        places = host_to_device(rows, torch.int64, device)
+        for place, each in {**self.windows, **self.states}.items():
+            each[places] = self._saved[place][places]
+        width = max(map(len, paths.values()))
+        if width:
+            path = table_to_device([[*path, *[-1] * (width - len(path))] for path in paths.values()], torch.int32, device)
+            bases = host_to_device([self._bases[row] for row in rows], torch.int32, device)
+            self._replay(places.to(torch.int32), bases, path)
+        self._save(rows, lengths)
+
+    def _replay(self, rows: Tensor, lengths: Tensor, path: Tensor) -> None:
+        """Commits a path over the nodes of all passes of the history."""
+        for place, window in self.windows.items():
+            window_commit(window, torch.cat([each.inputs[place] for each in self._history]), rows, lengths, path)
+        for place, state in self.states.items():
+            found = [each.records[place] for each in self._history]
+            parts = [torch.cat(part) for part in zip(*((each.key, each.value, each.log_gate) for each in found))]
+            state_commit(state, *parts, rows, lengths, path, found[0].decay)
+
+    def _save(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Saves the present states of rows, and drops passes that no row needs any more."""
+        if not rows:
+            return
+        places = host_to_device(rows, torch.int64, next(iter(self._saved.values())).device)
+        for place, each in {**self.windows, **self.states}.items():
+            self._saved[place][places] = each[places]
+        self.forget(rows, lengths)
+
+    def forget(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Drops the history of rows before their lengths."""
+        for row, length in zip(rows, lengths):
+            self._bases[row] = length
+        self._history = [each for each in self._history if self._is_needed(each)]
+
+    def _is_needed(self, each: AdvancedPass) -> bool:
+        """Whether a row may be rolled back into a pass."""
+        counts = (end - first for first, end in zip(each.offsets, each.offsets[1:]))
+        return any(start + count > self._bases[row] for row, start, count in zip(each.rows, each.starts, counts))
 
     def fork(self, source: int, row: int) -> None:
         """Copies the committed states of one row to another."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec_fast.core.chain_layout import ChainLayout, chain_layout
 from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.draft_runners.cross_vocab import CrossVocab, GrowingText
-from specdec_fast.draft_runners.row_limit import check_rollback, check_row_limit
+from specdec_fast.draft_runners.row_limit import check_row_limit
 from specdec_fast.draft_runners.shared_prefixes import SharedPrefixes
 from specdec_fast.interfaces import StateView
 from specdec_fast.targets.huggingface import HuggingFaceTarget
@@ -33,7 +33,9 @@ class DraftChainRunner:
     def __init__(
         self, model: HuggingFaceTarget, vocab_size: int, tokenizers: str, translation: CrossVocab | None
     ) -> None:
-        check_rollback("draft_model", model)
+        keep_history = getattr(model.cache, "keep_history", None)
+        if keep_history is not None:  # recurrent layers go back by their history
+            keep_history()
         self.model, self.vocab_size = model, vocab_size
         self._tokenizers, self._translation = tokenizers, translation
         self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: stored committed tokens, stored drafted tokens
@@ -109,6 +111,7 @@ class DraftChainRunner:
             if self._translation is not None:
                 start = _common_prefix(self._fed[row], text)
             start = min(start, len(text) - 1)  # the root is always fed, since its logits are required
+            start = self.model.cache.rollback_point(row, start)
             self._stored[row] = start, []  # holds even if the pass that follows is interrupted
             kept.append(start)
             fed.extend(self._embeddable(text[start:]))

@@ -293,6 +293,8 @@ class DraftModelDrafter:
             return "entropy_stop decides on the host how long a draft is"
         if self.pick == "sampled":
             return "sampled tokens carry distributions (pick=coupled or greedy has none)"
+        if self.model.cache.why_no_rollback is not None:
+            return "a draft with recurrent layers goes back by records that the host keeps"
         if self.model.cache.max_rows < max_rows:
             return f"the draft has room for {self.model.cache.max_rows} rows, the target for {max_rows}"
         return CudaGraphChains(self._runner, self.pick == "greedy")

@@ -274,7 +274,7 @@ class HuggingFaceTarget:
         if not isinstance(self.cache, HybridCache):
             return None
         states = self.cache.recurrent
-        if not advance:
+        if not advance or states.keeps_history:
             states.begin()
         return MixerPass(states, self._places, rows, slots.lengths, slots.offsets, parents, advance)
 
@@ -315,6 +315,8 @@ class HuggingFaceTarget:
                 leaving.callback(self._hook_hidden_state(name).remove)
             run = self._forward_with_states(tuple(aux_hidden_states)) if aux_hidden_states else self._logits
             logits = run(tokens=tokens, positions=slots.positions, wanted=wanted, packed=context)
+        if mixers is not None:
+            mixers.end()
         states = context.hidden_states
         return TargetOutput(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], states)
 

@@ -30,6 +30,11 @@ class Pass(Protocol):
     advance: bool
 
     @property
+    def keeps_records(self) -> bool:
+        """Whether nodes leave records: they are committed later, or may be rolled back."""
+        ...
+
+    @property
     def tree(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Rows, lengths, offsets and parents."""
         ...
@@ -72,7 +77,7 @@ def _convolve(
     inputs = hidden_states[0].t().contiguous()
     window = now.states.windows[place]
     found = tree_conv(inputs, weight, bias, window, *now.tree, activation, now.advance)
-    if not now.advance:
+    if now.keeps_records:
         now.states.inputs[place] = inputs
     return found.t()[None]
 
@@ -107,7 +112,7 @@ def _delta(
     state = now.states.states[place]
     given = (query, key, value[0].to(wide).contiguous(), gates, beta[0].to(wide).contiguous())
     outputs, corrections = tree_delta(*given, state, *now.tree, now.advance)
-    if not now.advance:
+    if now.keeps_records:
         now.states.records[place] = Record(key, corrections, gates)
     return outputs[None].to(value.dtype), None
 
@@ -148,7 +153,7 @@ def _mamba2(
     values, gates = inputs * steps[..., None], A.to(wide) * steps
     key, query = B[0].to(wide).contiguous(), C[0].to(wide).contiguous()
     outputs = tree_ssm(query, key, values, gates, state, *now.tree, None, now.advance)
-    if not now.advance:
+    if now.keeps_records:
         now.states.records[place] = Record(key, values, gates)
     if D is not None:
         outputs = outputs + D.to(wide)[:, None] * inputs
@@ -192,7 +197,7 @@ def _mamba1(
     key, query = (each[0].t()[:, None].to(wide).contiguous() for each in (B, C))
     decay = A.t()[None].to(wide).contiguous()
     outputs = tree_ssm(query, key, values, gates, state, *now.tree, decay, now.advance)[:, 0]
-    if not now.advance:
+    if now.keeps_records:
         now.states.records[place] = Record(key, values, gates, decay)
     if D is not None:
         outputs = outputs + inputs * D.to(wide)

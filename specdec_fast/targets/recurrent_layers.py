@@ -79,9 +79,19 @@ class MixerPass:
     layer: int | None = None
 
     @property
+    def keeps_records(self) -> bool:
+        """Whether nodes leave records: they are committed later, or may be rolled back."""
+        return not self.advance or self.states.keeps_history
+
+    @property
     def tree(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Rows, lengths, offsets and parents, as operators take them."""
         return self.rows, self.lengths, self.offsets, self.parents
+
+    def end(self) -> None:
+        """Keeps the records of nodes that were committed at once, if they may be rolled back."""
+        if self.advance:
+            self.states.end_advance(self.rows, self.lengths, self.offsets)
 
 
 _running: ContextVar[MixerPass | MixerProbe | None] = ContextVar("mixer_pass", default=None)

@@ -1,0 +1,63 @@
+"""Draft models with recurrent layers: their texts and what they store after rejections."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracles import hybrid_models, models
+from oracles.hybrid_models import Stepper, equal
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
+from specdec_fast.drafters import make_drafter
+from specdec_fast.targets.tiny_models import tiny_model
+
+FAMILIES = ("qwen3_next", "bamba", "mamba", "lfm2")
+PROMPTS = ([5, 6, 7, 8, 9, 3, 4], [11, 12, 13], [40, 41, 42], [1], [7, 7])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_target_drafts_for_itself(family: str) -> None:
+    """A twin of the target drafts: nearly all greedy tokens are accepted, and texts are those of plain decoding."""
+    target = HuggingFaceTarget(hybrid_models.model(family), max_rows=5)
+    twin = HuggingFaceTarget(tiny_model(family), max_rows=5)
+    params = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
+    want = [list(each.tokens) for each in Engine(target).generate([list(each) for each in PROMPTS], params)]
+    drafter = make_drafter("draft_model", {"num_draft_tokens": 4}, target=target, draft=lambda: twin)
+    engine = Engine(target, drafter)
+    assert [list(each.tokens) for each in engine.generate([list(each) for each in PROMPTS], params)] == want
+    assert engine.stats.tau > 4, "the states of the draft are not those of its text"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_with_rejections_are_those_of_plain_decoding(family: str) -> None:
+    """Another model drafts, at temperatures at which tokens are rejected."""
+    target = HuggingFaceTarget(models.own("llama"), max_rows=5, max_length=320)
+    draft = HuggingFaceTarget(tiny_model(family, seed=3), max_rows=5)
+    params = [SamplingParams(temperature=at * 0.4, seed=at, max_new_tokens=20, ignore_eos=True) for at in range(5)]
+    want = [list(each.tokens) for each in Engine(target).generate([list(each) for each in PROMPTS], params)]
+    engine = Engine(target, make_drafter("draft_model", {}, target=target, draft=lambda: draft))
+    assert [list(each.tokens) for each in engine.generate([list(each) for each in PROMPTS], params)] == want
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_goes_back_by_its_records(family: str) -> None:
+    """After each rollback the states are those of the remaining text, beside a row that goes back by another count."""
+    target = HuggingFaceTarget(hybrid_models.model(family), max_rows=4)
+    steps, cache = Stepper(target), target.cache
+    cache.keep_history()
+    try:
+        for dropped in range(5):
+            steps.start(0, [9, 8, 7])
+            steps.start(1, [3])
+            for token in (4, 5, 6, 7):
+                steps.feed(0, [token])
+                steps.feed(1, [token + 1])
+            cache.rollback([0, 1], [7 - dropped, 5 - min(dropped, 1)])
+            steps.follow(2, [9, 8, 7], [4, 5, 6, 7][: 4 - dropped]) if dropped < 4 else steps.start(2, [9, 8, 7])
+            steps.follow(3, [3], [5, 6, 7, 8][: 4 - min(dropped, 1)])
+            assert equal(steps.states(0), steps.states(2)) and equal(steps.states(1), steps.states(3))
+            assert torch.equal(steps.feed(0, [1]), steps.feed(2, [1]))
+            cache.rollback(torch.tensor([0], dtype=torch.int32), torch.tensor([7 - dropped], dtype=torch.int32))
+            assert cache.rollback_point(0, 2) == 0, "only the last tokens have records"
+    finally:
+        target.close()
