@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
-from specdec_fast.cache.paged import LayerShape, PagedCache
-from specdec_fast.cache.recurrent_states import RecurrentStates, StateShape, WindowShape
+from specdec_fast.cache.paged import PagedCache
+from specdec_fast.cache.recurrent_states import RecurrentStates
+from specdec_fast.cache.shapes import LayerShape, StateShape, WindowShape
 from specdec_fast.interfaces import Slots
 
 
@@ -77,12 +79,29 @@ class HybridCache(PagedCache):
         for row, length in known:
             if length > int(self.lengths[row]) or self.rollback_point(row, length) != length:
                 self._check_lengths("rollback", [row], [length])
-        back = [(row, length) for row, length in known if length != int(self.lengths[row])]
+        back = {row: length for row, length in known if length != int(self.lengths[row])}
+        stay = {row: length for row, length in known if row not in back}
+        self.recurrent.settle(list(stay), list(stay.values()))
         if back:
-            of_rows, to_lengths = [row for row, _ in back], [length for _, length in back]
+            rows, lengths = list(back), list(back.values())
             if self.recurrent.keeps_history:
-                self.recurrent.rollback(of_rows, to_lengths)
-            self._write_lengths(of_rows, to_lengths)
+                self.recurrent.rollback(rows, lengths)
+            self._write_lengths(rows, lengths)
+
+    @contextmanager
+    def provisional(self, rows: Sequence[int], lengths: Sequence[int]) -> Iterator[None]:
+        """Drops at its end all tokens that were stored inside of the context. The states of the rows are copied.
+
+        Args:
+            rows: B rows.
+            lengths: Their present lengths.
+        """
+        before = self.recurrent.read(rows)
+        try:
+            yield
+        finally:
+            self.recurrent.write(rows, before)
+            self._write_lengths(rows, lengths)
 
     def release(self, rows: Sequence[int]) -> None:
         """Frees all pages of rows, and forgets their history. Calling it twice is harmless."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -19,24 +19,10 @@ from torch import Tensor
 
 from specdec_fast.cache.pages import PageAllocator
 from specdec_fast.cache.prefix import PageNames
+from specdec_fast.cache.shapes import LayerShape, fitting_into_memory
 from specdec_fast.core.device_transfer import upload_values, write_entries
 from specdec_fast.interfaces import Slots
 from specdec_kernels import CacheTable, TreePlan, kv_commit, kv_slots
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """Key/value shape of one attention layer.
-
-    Attributes:
-        num_kv_heads: Heads of keys and values.
-        key_dim: Size of a key.
-        value_dim: Size of a value.
-    """
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
 
 
 class PagedCache:
@@ -87,18 +73,11 @@ class PagedCache:
         def pool(heads: int, dim: int) -> Tensor:
             return torch.zeros(num_pages, page_size, heads, dim, dtype=dtype, device=device)
 
-        try:
+        width = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
+        size, remedy = num_pages * page_size * width * dtype.itemsize, "lower max_length or max_rows, or pass num_pages"
+        with fitting_into_memory(f"{num_pages} pages of {page_size} tokens", size, self.device, remedy):
             self.keys = [pool(layer.num_kv_heads, layer.key_dim) for layer in layers]
             self.values = [pool(layer.num_kv_heads, layer.value_dim) for layer in layers]
-        except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "alloc" not in str(error):
-                raise
-            width = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
-            size = num_pages * page_size * width * dtype.itemsize / 2**30
-            raise ValueError(
-                f"cache: got {num_pages} pages of {page_size} tokens, which take {size:,.1f} GiB and do not fit "
-                f"into the memory of {self.device}; expected less; lower max_length or max_rows, or pass num_pages"
-            ) from error
         self._all = CacheTable([*self.keys, *self.values]) if layers else ()
         self.page_table = torch.zeros(max_rows, -(-max_length // page_size), dtype=torch.int32, device=device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
@@ -254,6 +233,19 @@ class PagedCache:
     def rollback_point(self, row: int, length: int) -> int:
         """Returns the length to which a row is rolled back if it should have `length` tokens: that one."""
         return length
+
+    @contextmanager
+    def provisional(self, rows: Sequence[int], lengths: Sequence[int]) -> Iterator[None]:
+        """Drops at its end all tokens that were stored inside of the context.
+
+        Args:
+            rows: B rows.
+            lengths: Their present lengths.
+        """
+        try:
+            yield
+        finally:
+            self.rollback(rows, lengths)
 
     def set_lengths(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Sets the lengths of rows. Nodes that were staged behind the committed tokens may become committed.

@@ -7,49 +7,18 @@ node costs its record, not a state. Tests: tests/cache/test_recurrent_states.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specdec_fast.cache.shapes import StateShape, WindowShape, fitting_into_memory
 from specdec_fast.core.device_transfer import host_to_device, table_to_device
 from specdec_kernels import state_commit, window_commit
 
 LONGEST_HISTORY = 64
-"""Tokens of a row after which its state is saved anew: no draft is longer, and records of prompts take memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class WindowShape:
-    """Window of a causal convolution.
-
-    Attributes:
-        length: Inputs that it remembers: one less than its width.
-        channels: Its channels.
-    """
-
-    length: int
-    channels: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateShape:
-    """State of a recurrence.
-
-    Attributes:
-        heads: Its heads.
-        key_dim: Size of a key.
-        value_dim: Size of a value.
-        groups: Groups of heads that share a key.
-        gates: Log gates of one node.
-    """
-
-    heads: int
-    key_dim: int
-    value_dim: int
-    groups: int
-    gates: int
+"""Tokens of a row after which its state is saved anew. No draft is longer, and a pass of more is a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +26,7 @@ class AdvancedPass:
     """The records of a pass that was committed at once, for a later rollback.
 
     Attributes:
-        rows: Rows of its requests.
+        rows: Rows of its requests; -1 where the records are not needed any more.
         starts: Committed tokens of each row before it.
         offsets: First node of each request, and their number.
         inputs: Inputs of convolutions by place.
@@ -126,23 +95,15 @@ class RecurrentStates:
         self._saved: dict[int, Tensor] = {}
         self._bases = [0] * max_rows  # per row: the length at which its state was saved
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        try:
+        size = max_rows * self.bytes_per_row(dtype)
+        with fitting_into_memory(f"{max_rows} rows with recurrent states", size, device, "lower max_rows"):
             for place, shape in enumerate(shapes):
                 if isinstance(shape, WindowShape):
-                    self.windows[place] = torch.zeros(
-                        max_rows, shape.length, shape.channels, dtype=dtype, device=device
-                    )
+                    window = (max_rows, shape.length, shape.channels)
+                    self.windows[place] = torch.zeros(window, dtype=dtype, device=device)
                 else:
-                    size = (max_rows, shape.heads, shape.key_dim, shape.value_dim)
-                    self.states[place] = torch.zeros(size, dtype=wide, device=device)
-        except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "alloc" not in str(error):
-                raise
-            size_in_gib = max_rows * self.bytes_per_row(dtype) / 2**30
-            raise ValueError(
-                f"cache: got {max_rows} rows, whose recurrent states take {size_in_gib:,.1f} GiB and do not fit into "
-                f"the memory of {device}; expected less; lower max_rows"
-            ) from error
+                    state = (max_rows, shape.heads, shape.key_dim, shape.value_dim)
+                    self.states[place] = torch.zeros(state, dtype=wide, device=device)
 
     def bytes_per_row(self, dtype: torch.dtype) -> int:
         """Returns the bytes of the committed windows and states of one row.
@@ -222,9 +183,24 @@ class RecurrentStates:
         owners, starts, ends = rows.tolist(), lengths.tolist(), offsets.tolist()
         self._history.append(AdvancedPass(owners, starts, ends, dict(self.inputs), dict(self.records)))
         self.begin()
-        grown = [start + end - first for start, first, end in zip(starts, ends, ends[1:])]
-        long = [at for at, row in enumerate(owners) if grown[at] - self._bases[row] > LONGEST_HISTORY]
-        self._save([owners[at] for at in long], [grown[at] for at in long])
+        counts = [end - first for first, end in zip(ends, ends[1:])]
+        grown = {row: start + count for row, start, count in zip(owners, starts, counts)}
+        long = [row for row, count in zip(owners, counts) if count > LONGEST_HISTORY or self._spans(row, grown[row], 4)]
+        self._save(long, [grown[row] for row in long])
+
+    def settle(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Saves rows with a long history at their present lengths, below which they will not be rolled back.
+
+        Args:
+            rows: B rows.
+            lengths: Their present lengths.
+        """
+        long = {row: length for row, length in zip(rows, lengths) if self._spans(row, length, 1)}
+        self._save(list(long), list(long.values()))
+
+    def _spans(self, row: int, length: int, times: int) -> bool:
+        """Whether more tokens than the longest history, or some times as many, are behind the saved state of a row."""
+        return self.keeps_history and length - self._bases[row] > times * LONGEST_HISTORY
 
     def reaches(self, row: int, length: int) -> bool:
         """Returns whether a row can be rolled back to a length."""
@@ -242,16 +218,18 @@ class RecurrentStates:
         for each in self._history:
             for at, row in enumerate(each.rows):
                 for node in range(each.offsets[at], each.offsets[at + 1]) if row in wanted else ():
-                    if self._bases[row] <= each.starts[at] + node - each.offsets[at] < wanted[row]:
+                    if each.starts[at] + node - each.offsets[at] < wanted[row]:
                         paths[row].append(first + node)
             first += each.offsets[-1]
         device = next(iter(self._saved.values())).device
         places = host_to_device(rows, torch.int64, device)
-        for place, each in {**self.windows, **self.states}.items():
-            each[places] = self._saved[place][places]
+        for place, saved in self._saved.items():
+            (self.windows if place in self.windows else self.states)[place][places] = saved[places]
         width = max(map(len, paths.values()))
         if width:
-            path = table_to_device([[*path, *[-1] * (width - len(path))] for path in paths.values()], torch.int32, device)
+            path = table_to_device(
+                [[*path, *[-1] * (width - len(path))] for path in paths.values()], torch.int32, device
+            )
             bases = host_to_device([self._bases[row] for row in rows], torch.int32, device)
             self._replay(places.to(torch.int32), bases, path)
         self._save(rows, lengths)
@@ -275,15 +253,27 @@ class RecurrentStates:
         self.forget(rows, lengths)
 
     def forget(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Drops the history of rows before their lengths."""
+        """Drops the whole history of rows: what is behind it is saved, and what is in it was rolled back.
+
+        Args:
+            rows: B rows.
+            lengths: Lengths at which their states are saved; 0 if nothing is.
+        """
+        gone = set(rows)
         for row, length in zip(rows, lengths):
             self._bases[row] = length
-        self._history = [each for each in self._history if self._is_needed(each)]
+        for each in self._history:
+            each.rows[:] = [-1 if row in gone else row for row in each.rows]
+        self._history = [each for each in self._history if any(row >= 0 for row in each.rows)]
 
-    def _is_needed(self, each: AdvancedPass) -> bool:
-        """Whether a row may be rolled back into a pass."""
-        counts = (end - first for first, end in zip(each.offsets, each.offsets[1:]))
-        return any(start + count > self._bases[row] for row, start, count in zip(each.rows, each.starts, counts))
+    def read(self, rows: Sequence[int]) -> dict[int, Tensor]:
+        """Returns copies of the committed windows and states of rows, by place."""
+        return {place: each[list(rows)] for place, each in {**self.windows, **self.states}.items()}
+
+    def write(self, rows: Sequence[int], values: Mapping[int, Tensor]) -> None:
+        """Gives rows the windows and states that `read` returned."""
+        for place, each in {**self.windows, **self.states}.items():
+            each[list(rows)] = values[place]
 
     def fork(self, source: int, row: int) -> None:
         """Copies the committed states of one row to another."""

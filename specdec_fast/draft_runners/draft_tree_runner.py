@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, table_to_device
 from specdec_fast.core.draft import Draft
-from specdec_fast.draft_runners.row_limit import check_rollback, check_row_limit
+from specdec_fast.draft_runners.row_limit import check_row_limit
 from specdec_fast.draft_runners.shared_prefixes import SharedPrefixes
 from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
 from specdec_fast.trees.logits_source import Staged
@@ -37,8 +37,9 @@ class DraftTreeRunner:
     keeps_staged_keys = True
 
     def __init__(self, model: Any, vocab_size: int, name: str) -> None:
-        check_rollback(name, model)
         self.model, self._name = model, name
+        # records of recurrent layers belong to one pass, so accepted nodes are fed again
+        self._keeps_paths = model.cache.why_no_rollback is None
         self.device: torch.device = model.device
         self.vocab_size = min(vocab_size, model.vocab_size)
         self._has_fewer_ids = vocab_size > model.vocab_size  # the target's padding ids may exceed the draft's embedding
@@ -75,13 +76,15 @@ class DraftTreeRunner:
         self._prefixes.store(rows, texts, self._note_stored)
         uncertain = [row for row in rows if row in self._uncertain]  # a pass over these failed, or there was none yet
         if uncertain:
+            for row in uncertain:
+                self._stored[row] = (cache.rollback_point(row, self._stored[row][0]), self._stored[row][1])
             cache.rollback(uncertain, [self._stored[row][0] for row in uncertain])
         self._uncertain.update(rows)
         self._scored.update(dict.fromkeys(rows, 0))
         kept: list[tuple[int, int, list[int]]] = []  # row, nodes staged, accepted path
         for row, text in zip(rows, texts):
             stored, tree = self._stored[row]
-            path = [] if tree is None else tree.match_path(text[stored : len(text) - 1])
+            path = [] if tree is None or not self._keeps_paths else tree.match_path(text[stored : len(text) - 1])
             if path:
                 assert tree is not None
                 kept.append((row, tree.num_nodes, path))

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.cache.paged import LayerShape, PagedCache
+from specdec_fast.cache.paged import PagedCache
+from specdec_fast.cache.shapes import LayerShape
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.core.draft import Draft

@@ -2,7 +2,8 @@
 
 Early exit after layer E is the case that skips everything behind E. Drafted tokens are staged behind the committed
 prefix in the target's own cache, so the remaining layers read the exact keys and values of the prefix. Then the row is
-rolled back, and verification writes the same slots again in all layers. Committed data is never touched.
+rolled back, and verification writes the same slots again in all layers. Committed keys and values are never touched.
+States of recurrent layers are copied before, and written back.
 
 A draft ends at its budget (`stop="fixed"`). It may end earlier, after the first token at which the largest probability
 of the draft's distribution at temperature 1 is below a threshold (`"threshold"`). That threshold may follow the
@@ -26,7 +27,6 @@ from specdec_fast.core.distributions import TokenDistributions, concat_distribut
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.finite_logits import require_finite_logits
 from specdec_fast.core.proposal_kind import check_pick
-from specdec_fast.draft_runners.row_limit import check_rollback
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling.target_distributions import chain_distributions
 from specdec_fast.targets.skipped_layers import SkippedLayers, choice_path, read_choice
@@ -108,7 +108,6 @@ class LayerSkipDrafter:
                 f"layer_skip: got a target ({type(target).__name__}) that cannot skip layers; expected one with "
                 "`skip_layers`, such as HuggingFaceTarget"
             )
-        check_rollback("layer_skip", target)
         if stop not in STOPS:
             raise ValueError(unknown_name("layer_skip stop", stop, STOPS))
         check_pick("layer_skip", pick)
@@ -156,11 +155,9 @@ class LayerSkipDrafter:
         if going:
             cache, members = self.target.cache, [drafts[at].row for at in going]
             self._catch_up([drafts[at] for at in going], select_entries(cache.lengths, members).tolist())
-            try:
-                with self.target.skip_layers(self.skip):
-                    self._draft_levels(view, drafts, going, rng, parts)
-            finally:
-                cache.rollback(members, [len(drafts[at].text) - 1 for at in going])
+            stored = [len(drafts[at].text) - 1 for at in going]
+            with cache.provisional(members, stored), self.target.skip_layers(self.skip):
+                self._draft_levels(view, drafts, going, rng, parts)
         sampled = self.pick == "sampled" and bool(parts)
         draft = Draft.chains(
             rows,

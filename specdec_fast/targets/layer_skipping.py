@@ -1,8 +1,9 @@
 """Runs a transformers model without some of its attention and MLP sub-blocks.
 
 A skipped sub-block adds nothing to the residual stream. Its norm is skipped too if it feeds only this sub-block. A
-layer without both is not called. The data flow is observed in one pass, so no architecture is named here.
-Source: Zhang et al. 2023 (Draft & Verify), section 3.1. Tests: tests/targets/test_layer_skipping.py.
+layer without both is not called. Recurrent mixers count as attention, since they too mix tokens. The data flow is
+observed in one pass, so no architecture is named here. Source: Zhang et al. 2023 (Draft & Verify), section 3.1. Tests:
+tests/targets/test_layer_skipping.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.targets import attention
+from specdec_fast.targets.recurrent_layers import find_mixers
 from specdec_fast.targets.skipped_layers import SkippedLayers
 
 Forward = Callable[..., Any]
@@ -23,10 +25,16 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The replacements of one layer: pairs of a module and its forward, for the whole layer and for its sub-blocks."""
+    """The replacements of one layer: pairs of a module and its forward.
+
+    Attributes:
+        full: Those that skip the whole layer. Empty if it did not run.
+        attention: Those that skip its attention and its recurrent mixers. None: they are no separate modules.
+        mlp: Those that skip its MLP. None: it is no separate module.
+    """
 
     full: list[tuple[torch.nn.Module, Forward]]
-    attention: list[tuple[torch.nn.Module, Forward]]
+    attention: list[tuple[torch.nn.Module, Forward]] | None
     mlp: list[tuple[torch.nn.Module, Forward]] | None
 
 
@@ -36,9 +44,6 @@ class LayerSkipping:
     Args:
         model: The model, with the target's attention function.
         layers: Its decoder layers.
-
-    Raises:
-        ValueError: If a layer's attention cannot be separated from the rest.
     """
 
     def __init__(self, model: Any, layers: Sequence[torch.nn.Module]) -> None:
@@ -49,7 +54,7 @@ class LayerSkipping:
                 lambda own, args, kwargs, output: calls.append((own, _hidden(args, kwargs), output)), with_kwargs=True
             )
             for layer in layers
-            for module in (layer, *layer.children())
+            for module in layer.modules()
         ]
         probe = attention.Probe(device=model.device)
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
@@ -60,32 +65,9 @@ class LayerSkipping:
             for hook in hooks:
                 hook.remove()
         seen = {module: (entering, output) for module, entering, output in calls}
-        self._layers = [
-            self._analyse_layer(index, layer, probe.modules[index], seen) for index, layer in enumerate(layers)
-        ]
+        mixing = {*(call.module for call in probe.calls), *find_mixers(model)}
+        self._layers = [_analyse_layer(layer, mixing, seen) for layer in layers]
         self._patches: dict[SkippedLayers, list[tuple[torch.nn.Module, Forward]]] = {}
-
-    def _analyse_layer(
-        self, index: int, layer: torch.nn.Module, inner: Any, seen: dict[torch.nn.Module, Any]
-    ) -> _Layer:
-        """Finds the sub-blocks of a layer in the recorded calls. Raises ValueError."""
-        children = [child for child in layer.children() if child in seen]
-        holders = [child for child in children if any(module is inner for module in child.modules())]
-        if layer not in seen or not holders:
-            raise ValueError(
-                f"{self._name}: the attention of layer {index} is not a separate module; expected a layer that "
-                "calls an attention module"
-            )
-        with_weights = [
-            child
-            for child in children
-            if child is not holders[0] and any(parameter.dim() > 1 for parameter in child.parameters())
-        ]
-        return _Layer(
-            [(layer, _identity_forward(seen[layer][1]))],
-            _skip_patches(holders[0], children, seen),
-            _skip_patches(with_weights[0], children, seen) if len(with_weights) == 1 else None,
-        )
 
     @contextmanager
     def skipping(self, skip: SkippedLayers) -> Iterator[None]:
@@ -113,16 +95,36 @@ class LayerSkipping:
             without_attention, without_mlp = index in skip.attention, index in skip.mlp
             if without_attention and without_mlp:
                 found += layer.full
-            elif without_attention:
-                found += layer.attention
-            elif without_mlp:
-                if layer.mlp is None:
+            elif without_attention or without_mlp:
+                part = layer.attention if without_attention else layer.mlp
+                if part is None:
+                    what, other = ("attention", "MLP") if without_attention else ("MLP", "attention")
                     raise ValueError(
-                        f"{self._name}: the MLP of layer {index} is not a separate module and cannot be skipped alone; "
-                        "skip attention or whole layers"
+                        f"{self._name}: the {what} of layer {index} is not a separate module and cannot be skipped "
+                        f"alone; skip its {other} or the whole layer"
                     )
-                found += layer.mlp
+                found += part
         return found
+
+
+def _analyse_layer(layer: torch.nn.Module, mixing: set[torch.nn.Module], seen: dict[torch.nn.Module, Any]) -> _Layer:
+    """Finds the sub-blocks of a layer in the recorded calls, given the attention modules and mixers of all layers."""
+    children = [child for child in layer.children() if child in seen]
+    inside = [module for module in layer.modules() if module in mixing and module in seen]
+    blocks = [
+        child
+        for child in children
+        if mixing.isdisjoint(child.modules()) and any(parameter.dim() > 1 for parameter in child.parameters())
+    ]
+
+    def patches(of: Sequence[torch.nn.Module]) -> list[tuple[torch.nn.Module, Forward]]:
+        return [patch for block in of for patch in _skip_patches(block, children, seen)]
+
+    return _Layer(
+        [(layer, _identity_forward(seen[layer][1]))] if layer in seen else [],
+        None if layer in inside else patches(inside),
+        patches(blocks) if len(blocks) <= 1 and (inside or blocks) else None,
+    )
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -147,10 +149,11 @@ def _skip_patches(
 ) -> list[tuple[torch.nn.Module, Forward]]:
     """Replacements that skip a block, and the norm in front of it if that feeds only this block."""
     entering, output = seen[block]
-    wrapped = _wrap_output(output)
+    wrapped, width = _wrap_output(output), (output[0] if isinstance(output, tuple) else output).shape[-1]
 
     def zero_output(*args: Any, **kwargs: Any) -> Any:
-        return wrapped(torch.zeros_like(_hidden(args, kwargs)))
+        hidden = _hidden(args, kwargs)
+        return wrapped(hidden.new_zeros(*hidden.shape[:-1], width))
 
     found: list[tuple[torch.nn.Module, Forward]] = [(block, zero_output)]
     feeders = [child for child in children if seen[child][1] is entering]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.cache.paged import LayerShape
+from specdec_fast.cache.shapes import LayerShape
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.draft import Draft
 from specdec_fast.targets import attention

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specdec_fast.cache.recurrent_states import Record, RecurrentStates, StateShape, WindowShape
+from specdec_fast.cache.recurrent_states import Record, RecurrentStates
+from specdec_fast.cache.shapes import StateShape, WindowShape
 from specdec_kernels import tree_conv, tree_delta, tree_ssm
 
 CONVOLUTION = "causal_conv1d_fn"

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.cache.recurrent_states import RecurrentStates, StateShape, WindowShape
+from specdec_fast.cache.recurrent_states import RecurrentStates
+from specdec_fast.cache.shapes import StateShape, WindowShape
 from specdec_fast.targets.linear_layers import BatchInvariantWeight
 from specdec_fast.targets.mixer_calls import CONVOLUTION, MIXER_FUNCTIONS, MixerFunction
 

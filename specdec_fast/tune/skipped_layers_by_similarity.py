@@ -56,8 +56,13 @@ def similar_choices(target: HuggingFaceTarget, texts: Sequence[Sequence[int]]) -
         Selections, sorted by the number of skipped sub-blocks. Numbers that no selection has are left out.
 
     Raises:
-        ValueError: If there are no texts or too many, or if one is empty or too long.
+        ValueError: If there are no texts or too many, or if one is empty or too long. If layers are recurrent.
     """
+    if target.cache.why_no_rollback is not None:
+        raise ValueError(
+            f"layers by similarity: got a {type(target.model).__name__}, and {target.cache.why_no_rollback}; expected "
+            "attention layers only, since layers run alone here; tune by trials instead (--method bayes)"
+        )
     if not 1 <= len(texts) <= target.cache.max_rows or not all(texts):
         raise ValueError(
             f"texts: got {len(texts)}; expected 1..{target.cache.max_rows}, the target's rows, none of them empty"

@@ -9,7 +9,8 @@ import pytest
 import torch
 from oracles.ledger import Ledger, cache, random_path, random_tree
 
-from specdec_fast.cache.paged import LayerShape, PagedCache
+from specdec_fast.cache.paged import PagedCache
+from specdec_fast.cache.shapes import LayerShape
 from specdec_fast.core.device_transfer import write_entries
 
 PAGE_SIZES = (1, 4, 16, 256)

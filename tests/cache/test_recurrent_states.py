@@ -7,8 +7,9 @@ import torch
 from oracles.hybrid_models import int32
 
 from specdec_fast.cache.hybrid import HybridCache, make_cache
-from specdec_fast.cache.paged import LayerShape, PagedCache
-from specdec_fast.cache.recurrent_states import Record, RecurrentStates, StateShape, WindowShape
+from specdec_fast.cache.paged import PagedCache
+from specdec_fast.cache.recurrent_states import Record, RecurrentStates
+from specdec_fast.cache.shapes import LayerShape, StateShape, WindowShape
 
 SHAPES = (WindowShape(3, 8), StateShape(heads=2, key_dim=4, value_dim=5, groups=1, gates=2))
 
@@ -82,7 +83,7 @@ def test_a_node_costs_its_record() -> None:
 
 def test_states_that_do_not_fit_are_named() -> None:
     huge = StateShape(heads=2**14, key_dim=2**14, value_dim=2**14, groups=1, gates=1)
-    with pytest.raises(ValueError, match=r"recurrent states take .* GiB .*; lower max_rows"):
+    with pytest.raises(ValueError, match=r"recurrent states, which take .* GiB .*; lower max_rows"):
         RecurrentStates([huge], max_rows=8, dtype=torch.float32)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from oracles import hybrid_models, models
 from oracles.hybrid_models import Stepper, equal
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
+from specdec_fast.cache.recurrent_states import LONGEST_HISTORY
 from specdec_fast.drafters import make_drafter
 from specdec_fast.targets.tiny_models import tiny_model
 
@@ -61,3 +64,23 @@ def test_a_row_goes_back_by_its_records(family: str) -> None:
             assert cache.rollback_point(0, 2) == 0, "only the last tokens have records"
     finally:
         target.close()
+
+
+def test_a_long_text_is_not_read_again() -> None:
+    """Rejections beyond the longest history cost a few tokens, not the prompt and all tokens behind it."""
+    target = HuggingFaceTarget(models.own("llama"), max_rows=1, max_length=320)
+    draft = HuggingFaceTarget(tiny_model("bamba", seed=3), max_rows=1)
+    fed, extend = [], draft.extend
+
+    def counting(rows: Any, tokens: Any, offsets: Any, **named: Any) -> Any:
+        fed.append(len(tokens))
+        return extend(rows, tokens, offsets, **named)
+
+    draft.extend = counting  # type: ignore[method-assign]
+    engine = Engine(target, make_drafter("draft_model", {"num_draft_tokens": 4}, target=target, draft=lambda: draft))
+    prompt = models.prompt(100)
+    engine.generate([prompt], [SamplingParams(temperature=0, max_new_tokens=200, ignore_eos=True)])
+    assert engine.stats.tau < 4, "the test needs rejections"
+    assert fed[0] in (99, 100) and max(fed[1:]) <= 6, fed
+    records = sum(each.offsets[-1] for each in draft.cache.recurrent._history)
+    assert records <= 2 * LONGEST_HISTORY

@@ -14,11 +14,13 @@ import torch
 from oracles import hybrid_models
 from oracles.hybrid_models import Stepper, equal
 
-from specdec_fast import HuggingFaceTarget
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
 from specdec_fast.cache import recurrent_states
 from specdec_fast.cache.recurrent_states import RecurrentStates
+from specdec_fast.drafters import make_drafter
 from specdec_fast.targets import mixer_calls
 from specdec_fast.targets.recurrent_layers import MixerPass
+from specdec_fast.targets.tiny_models import tiny_model
 from specdec_kernels import state_commit, tree_conv, window_commit
 
 PROMPT, TREE = [9, 8, 7], ([4, 5, 6, 7, 8], [-1, 0, 0, 1, 2])
@@ -144,3 +146,53 @@ def test_a_record_that_is_never_written_is_found(name: str, monkeypatch: pytest.
 
     with pytest.raises(RuntimeError, match="no records of"):
         agrees(name, plant)
+
+
+def drafts_for_itself(name: str, **options: Any) -> bool:
+    """Whether the texts of a target that drafts for itself are those of plain decoding, and all drafts are accepted."""
+    target = HuggingFaceTarget(hybrid_models.model("qwen3_next"), max_rows=2)
+    try:
+        twin = HuggingFaceTarget(tiny_model("qwen3_next"), max_rows=2) if name != "layer_skip" else None
+        drafter = make_drafter(name, options, target=target, draft=lambda: twin)
+        params = SamplingParams(temperature=0, max_new_tokens=20, ignore_eos=True)
+        want = [list(each.tokens) for each in Engine(target).generate([PROMPT, [1]], params)]
+        engine = Engine(target, drafter)
+        found = [list(each.tokens) for each in engine.generate([PROMPT, [1]], params)]
+        return found == want and engine.stats.tau > 4
+    finally:
+        target.close()
+
+
+LAYER_SKIP = {"skip_attention": [], "stop": "fixed", "num_draft_tokens": 5}
+
+
+def test_states_of_drafts_that_stay_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafted tokens of layer_skip leave their states in the target."""
+    assert drafts_for_itself("layer_skip", **LAYER_SKIP)
+    monkeypatch.setattr(RecurrentStates, "write", lambda *_: None)
+    assert not drafts_for_itself("layer_skip", **LAYER_SKIP)
+
+
+def test_a_draft_that_does_not_go_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model keeps the states of rejected tokens."""
+
+    def lose_records(self: RecurrentStates, rows: Any, lengths: Any) -> None:
+        self.forget(rows, lengths)
+
+    assert steps_back()
+    monkeypatch.setattr(RecurrentStates, "rollback", lose_records)
+    assert not steps_back()
+
+
+def steps_back() -> bool:
+    """Whether a row that goes back three tokens has the states of its remaining text."""
+    target = HuggingFaceTarget(hybrid_models.model("bamba"), max_rows=2)
+    steps = Stepper(target)
+    target.cache.keep_history()
+    try:
+        steps.follow(0, PROMPT, [4, 5, 6, 7])
+        target.cache.rollback([0], [4])
+        steps.follow(1, PROMPT, [4])
+        return equal(steps.states(0), steps.states(1))
+    finally:
+        target.close()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.cache import PagedCache
-from specdec_fast.cache.paged import LayerShape
+from specdec_fast.cache.shapes import LayerShape
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
 from specdec_kernels import TreePlan, kv_stage

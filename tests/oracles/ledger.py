@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specdec_fast.cache import PagedCache
-from specdec_fast.cache.paged import LayerShape
+from specdec_fast.cache.shapes import LayerShape
 from specdec_kernels import TreePlan, kv_stage, tree_plan
 
 LAYERS = (LayerShape(2, 3, 2), LayerShape(1, 4, 4))

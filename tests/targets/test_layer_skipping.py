@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import models
+from oracles import hybrid_models, models
 
 from specdec_fast import HuggingFaceTarget
 from specdec_fast.targets.skipped_layers import SkippedLayers
+from specdec_fast.targets.tiny_models import tiny_model
 
 ENDS = {"attention": ("self_attn.o_proj", "attn.c_proj"), "mlp": ("mlp.down_proj", "mlp.c_proj")}
 SETS = [SkippedLayers((0,), ()), SkippedLayers((), (1,)), SkippedLayers((1,), (0, 1)), SkippedLayers((0, 1), (0, 1))]
@@ -56,6 +57,76 @@ def test_a_skipped_sub_block_adds_nothing(family: str, skip: SkippedLayers) -> N
     assert torch.allclose(without, want, atol=2e-4) and not torch.allclose(without, whole, atol=0.1)
     assert torch.equal(logits(target, text), whole), "the model is whole again"
     assert not [name for name, module in target.model.named_modules() if "forward" in module.__dict__]
+
+
+MIXING = ("self_attn", "linear_attn", "mamba", "conv", "mixer")
+"""Names of modules with attention or a recurrence in layers of hybrid models."""
+BARE = ("mamba", "falcon_mamba", "mamba2")
+"""Models whose layers have no MLP."""
+
+
+@pytest.mark.parametrize(
+    "family", [each for each in hybrid_models.NAMES if each not in ("zamba", "zamba2", "nemotron_h")]
+)
+def test_a_skipped_mixer_adds_nothing(family: str) -> None:
+    """Each layer alone, without its mixer and without its MLP."""
+    target, text = HuggingFaceTarget(hybrid_models.model(family), max_rows=1), models.prompt(20, 90)
+    whole = logits(target, text)
+    for index in range(target.num_layers):
+        for kind in ("attention", "mlp"):
+            if kind == "mlp" and family in BARE:
+                continue
+            with target.skip_layers(SkippedLayers(**{kind: (index,)})):
+                without = logits(target, text)
+            model = copy.deepcopy(tiny_model(family))
+            layer: Any = model.base_model.layers[index]
+            for name, child in layer.named_children():
+                is_mlp = name not in MIXING and any(each.dim() > 1 for each in child.parameters())
+                if is_mlp if kind == "mlp" else name in MIXING:
+                    child.register_forward_hook(_zeros)
+            with torch.inference_mode():
+                want = model(torch.tensor([text]), use_cache=False).logits[0]
+            assert torch.allclose(without, want, atol=5e-4) and not torch.allclose(without, whole, atol=1e-3)
+    assert torch.equal(logits(target, text), whole), "the model is whole again"
+    target.close()
+
+
+def _zeros(_module: Any, _args: Any, output: Any) -> Any:
+    return (torch.zeros_like(output[0]), *output[1:]) if isinstance(output, tuple) else torch.zeros_like(output)
+
+
+def test_layers_of_one_kind_have_no_other_sub_block() -> None:
+    """Skipping the MLP of a layer of Mamba changes nothing, and neither does skipping the mixer of an MLP."""
+    for family, skip in (("mamba", SkippedLayers(mlp=(0, 1))), ("nemotron_h", SkippedLayers((_mlp_layer(),), ()))):
+        target, text = HuggingFaceTarget(hybrid_models.model(family), max_rows=1), models.prompt(20, 90)
+        whole = logits(target, text)
+        with target.skip_layers(skip):
+            assert torch.equal(logits(target, text), whole)
+        target.close()
+
+
+def _mlp_layer() -> int:
+    kinds = hybrid_models.model("nemotron_h").config.layers_block_type
+    return next(at for at, kind in enumerate(kinds) if kind in ("mlp", "moe"))
+
+
+@pytest.mark.parametrize("family", ["zamba", "zamba2"])
+def test_attention_and_mamba_of_a_layer_are_skipped_together(family: str) -> None:
+    target, text = HuggingFaceTarget(hybrid_models.model(family), max_rows=1), models.prompt(20, 90)
+    whole = logits(target, text)
+    with target.skip_layers(SkippedLayers((1,), ())):
+        without = logits(target, text)
+    with target.skip_layers(SkippedLayers((1,), (1,))):
+        neither = logits(target, text)
+    model: Any = tiny_model(family)
+    for name, module in model.base_model.layers[1].named_modules():
+        if name.rpartition(".")[2] in ("self_attn", "mamba"):
+            module.register_forward_hook(_zeros)
+    with torch.inference_mode():
+        want = model(torch.tensor([text]), use_cache=False).logits[0]
+    assert torch.allclose(without, want, atol=5e-4) and not torch.allclose(without, whole, atol=0.01)
+    assert not torch.allclose(neither, whole, atol=0.01) and torch.equal(logits(target, text), whole)
+    target.close()
 
 
 def test_a_replaced_forward_of_a_module_is_restored() -> None:

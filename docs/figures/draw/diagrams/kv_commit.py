@@ -30,7 +30,8 @@ def slots() -> dict[str, Any]:
     """
     import torch
 
-    from specdec_fast.cache.paged import LayerShape, PagedCache
+    from specdec_fast.cache.paged import PagedCache
+    from specdec_fast.cache.shapes import LayerShape
     from specdec_fast.core.draft import Draft
 
     found = recorded()
