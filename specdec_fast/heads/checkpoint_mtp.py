@@ -3,7 +3,7 @@
 | layout | keys, N = num_hidden_layers |
 |---|---|
 | DeepSeek-V3, GLM-4.5 | `model.layers.{N}.` enorm, hnorm, eh_proj, shared_head.norm, and those of a layer |
-| Qwen3-Next, Mellum | `mtp.` pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, and `mtp.layers.0.` of a layer |
+| Qwen3-Next, Qwen3.5, Mellum | `mtp.` pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm; `mtp.layers.0.` of a layer |
 | MiMo | `model.mtp_layers.0.` token_layernorm, hidden_layernorm, input_proj, final_layernorm, and those of a layer |
 
 The module's embedding and projection are used if they differ from the target's: `embed_tokens`, and `shared_head.head`
@@ -75,9 +75,9 @@ LAYOUTS: dict[str, tuple[str, str, dict[str, str]]] = {
 }
 """Prefix of the module's own tensors, prefix of its layer's tensors, and names of the own ones."""
 _ABSENT = (
-    "belongs to a module of multi-token prediction; expected a target that was published with one, as GLM-4.5, MiMo "
-    "and Mellum were, and not DeepSeek-V3 or Qwen3-Next, whose attention mtp refuses; name a module of your own by -o "
-    "head=FOLDER (examples/mtp_module.py trains one), use a trained head (eagle, eagle3, medusa, blockwise) or a "
+    "belongs to a module of multi-token prediction; expected a target that was published with one, as GLM-4.5, MiMo, "
+    "Qwen3-Next and Mellum were, and not DeepSeek-V3, whose latent attention mtp refuses; name a module of your own by "
+    "-o head=FOLDER (examples/mtp_module.py trains one), use a trained head (eagle, eagle3, medusa, blockwise) or a "
     "drafter that needs none (ngram, suffix, recycling)"
 )
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight$")

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_OTHERS = "use a trained head (eagle, eagle3, medusa, blockwise) or a drafter that needs none (ngram, suffix)"
+
 
 class MtpHead(nn.Module):
     """A multi-token prediction module.
@@ -93,7 +95,7 @@ def build_mtp_head(target: Any, *, hidden_first: bool = False) -> MtpHead:
         The module.
 
     Raises:
-        ValueError: If the target has latent attention, recurrent layers, or layers that cannot be built alone.
+        ValueError: If the target has latent attention, no layer with attention, or layers that cannot be built alone.
     """
     model = target.model
     config = copy.deepcopy(model.config.get_text_config())
@@ -104,14 +106,8 @@ def build_mtp_head(target: Any, *, hidden_first: bool = False) -> MtpHead:
             "values by head, num_key_value_heads of head_dim, which the cache of a head stores; use a drafter without "
             "a head (ngram, suffix) or a draft model"
         )
-    odd = sorted({name for name in _layer_types(config) if not name.endswith("attention") or "linear" in name})
-    if odd or getattr(model, "_is_stateful", False):
-        raise ValueError(
-            f"mtp: got a target with recurrent layers ({kind}: {', '.join(odd) or 'stateful'}); expected attention "
-            "layers only; state cannot be rolled back by forgetting slots"
-        )
-    last = target.layers[-1]
-    norm = getattr(last, "input_layernorm", None)
+    attending = _layer_with_attention(target, config)
+    norm = getattr(attending, "input_layernorm", None)
     rotary = getattr(model.base_model, "rotary_emb", None)
     if norm is None or rotary is None or not hasattr(config, "rms_norm_eps"):
         raise ValueError(
@@ -122,16 +118,42 @@ def build_mtp_head(target: Any, *, hidden_first: bool = False) -> MtpHead:
     for name, own in (("layer_types", "mtp_layer_types"), ("mlp_layer_types", "mtp_mlp_layer_types")):
         if getattr(config, name, None):
             chosen = getattr(config, own, None) or [_default_layer_type(name, getattr(config, name))]
-            setattr(config, name, list(chosen)[:1])
+            try:
+                setattr(config, name, list(chosen)[:1])
+            except AttributeError as error:
+                raise ValueError(
+                    f"mtp: got a target of model_type {kind!r}, whose configuration computes its {name}; expected one "
+                    f"that stores them, as Qwen3-Next and Qwen3.5 do; {_OTHERS}"
+                ) from error
     for name, value in (("first_k_dense_replace", 0), ("mlp_only_layers", [])):  # a module is like the last layers
         if hasattr(config, name):
             setattr(config, name, value)
-    build: Any = type(last)
+    build: Any = type(attending)
     return MtpHead(config, build(config, 0), type(norm), type(rotary)(config), hidden_first=hidden_first)
+
+
+def _layer_with_attention(target: Any, config: Any) -> Any:
+    """The last decoder layer with attention. Raises ValueError if there is none."""
+    kinds = _layer_types(config)
+    odd = sorted({each for each in kinds if not _is_attention(each)})
+    if not odd and not getattr(target.model, "_is_stateful", False):
+        return target.layers[-1]
+    found = [at for at, each in enumerate(kinds) if _is_attention(each)]
+    if not found:
+        raise ValueError(
+            f"mtp: got a target with recurrent layers ({config.model_type}: {', '.join(odd) or 'stateful'}); expected "
+            f"layer_types that name a layer of attention alone, since a module is such a layer; {_OTHERS}"
+        )
+    return target.layers[found[-1]]
 
 
 def _layer_types(config: Any) -> list[str]:
     return [str(kind) for kind in getattr(config, "layer_types", None) or ()]
+
+
+def _is_attention(kind: str) -> bool:
+    """Whether a type of layer has keys and values."""
+    return kind.endswith("attention") and "linear" not in kind
 
 
 def _default_layer_type(name: str, kinds: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from specdec_fast.targets.load_checks import check_calls, find_decoder, observe,
 from specdec_fast.targets.model_state import ModelState
 from specdec_fast.targets.model_support import check_supported
 from specdec_fast.targets.output_scaling import OutputScaling, find_output_scaling
+from specdec_fast.targets.recurrent_layers import MixerUse, find_mixers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,18 @@ def find_model_parts(model: Any) -> ModelParts:
     check_supported(model)
     attention.register()
     state, sample = ModelState(model), sample_text(model, 1)
+    mixers: list[Any] = find_mixers(model)
+    use = MixerUse(model, mixers)
     try:
         attention.use_attention(model, attention.PROBE_NAME)
         calls = observe(model, sample, torch.zeros_like(sample)).calls
     finally:
+        use.release()
         state.restore()
-    count = len(check_calls(model, calls))
-    found = find_decoder(model, [(call.layer, call.module) for call in calls])
+    check_calls(model, calls, bool(mixers))
+    count = int(model.config.get_text_config().num_hidden_layers)
+    inner: list[tuple[int, Any]] = [(call.layer, call.module) for call in calls]
+    found = find_decoder(model, [*inner, *((int(mixer.layer_idx), mixer) for mixer in mixers)])
     if found is None:
         return ModelParts([], None)
     states = []

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from oracles import heads, models
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from specdec_fast import HuggingFaceTarget
-from specdec_fast.heads.checkpoint_mtp import LAYOUTS, load_mtp, save_mtp
+from specdec_fast.heads.checkpoint_mtp import FILE, LAYOUTS, load_mtp, save_mtp
 from specdec_fast.heads.mtp import build_mtp_head
+from specdec_fast.targets.tiny_models import tiny_model
 
 CONFIG = {**heads.LAYER, "num_hidden_layers": 2, "num_nextn_predict_layers": 1, "architectures": ["LlamaForCausalLM"]}
 
@@ -132,6 +133,34 @@ def test_separate_experts_become_one_tensor(tmp_path: Path) -> None:
     del tensors["model.layers.3.mlp.experts.2.up_proj.weight"]
     with pytest.raises(ValueError, match=r"missing: model\.layers\.3\.mlp\.experts\.2\.up_proj\.weight"):
         load_mtp(heads.write(tmp_path, config, tensors), large)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_next_experts", "qwen3_5"])
+def test_a_module_of_a_hybrid_is_read_with_the_target_s_configuration(tmp_path: Path, family: str) -> None:
+    """Qwen3-Next writes each expert separately; Qwen3.5 keeps its fields under text_config."""
+    large = HuggingFaceTarget(tiny_model(family), max_rows=1, max_length=64)
+    made = build_mtp_head(large)
+    torch.manual_seed(4)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter)
+    save_mtp(tmp_path / "written", made, large.num_layers, layout="qwen")
+    tensors = {}
+    for key, value in load_file(tmp_path / "written" / FILE).items():
+        stem, _, rest = key.partition("mlp.experts.")
+        if rest == "gate_up_proj":
+            for number, both in enumerate(value):
+                gate, up = both.clone().chunk(2)
+                tensors[f"{stem}mlp.experts.{number}.gate_proj.weight"] = gate.clone()
+                tensors[f"{stem}mlp.experts.{number}.up_proj.weight"] = up.clone()
+        elif rest == "down_proj":
+            tensors |= {f"{stem}mlp.experts.{at}.down_proj.weight": each.clone() for at, each in enumerate(value)}
+        else:
+            tensors[key] = value
+    config = {**large.model.config.to_dict(), "mtp_num_hidden_layers": 1}
+    folder = heads.write(tmp_path, {"text_config": config} if family == "qwen3_5" else config, tensors)
+    head = load_mtp(folder, large)
+    for key, value in made.state_dict().items():
+        assert torch.equal(head.state_dict()[key], value), key
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))

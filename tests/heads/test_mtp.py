@@ -11,6 +11,7 @@ from oracles import models
 
 from specdec_fast import HuggingFaceTarget
 from specdec_fast.heads.mtp import MtpHead, build_mtp_head
+from specdec_fast.targets.tiny_models import tiny_model
 
 
 def random(head: MtpHead, seed: int = 0) -> MtpHead:
@@ -91,9 +92,31 @@ def test_latent_attention_is_refused_with_the_reason() -> None:
         build_mtp_head(described("deepseek_v3"))
 
 
-def test_recurrent_layers_are_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match=r"recurrent layers .qwen3_next: linear_attention.*cannot be rolled back"):
-        build_mtp_head(described("qwen3_next", num_hidden_layers=4))
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("mamba", r"recurrent layers .mamba: linear_attention.*expected layer_types that name a layer of attention"),
+        ("falcon_h1", r"recurrent layers .falcon_h1: hybrid"),
+        ("bamba", "model_type 'bamba', whose configuration computes its layer_types; expected one that stores them"),
+        ("nemotron_h", "model_type 'nemotron_h'; expected decoder layers with an RMS norm"),
+    ],
+)
+def test_hybrids_without_a_layer_of_attention_that_can_be_built_are_refused(family: str, words: str) -> None:
+    target = HuggingFaceTarget(tiny_model(family), max_rows=1)
+    with pytest.raises(ValueError, match=words):
+        build_mtp_head(target)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_next_experts", "qwen3_5", "qwen3_5_experts"])
+def test_a_module_of_a_hybrid_is_its_layer_of_attention(family: str) -> None:
+    """It takes the weights of the target's own layer, with its experts if it has any."""
+    target = HuggingFaceTarget(tiny_model(family), max_rows=1)
+    head = build_mtp_head(target)
+    kinds = target.model.config.layer_types
+    layer = target.layers[max(at for at, kind in enumerate(kinds) if kind == "full_attention")]
+    assert head.config.layer_types == ["full_attention"] and head.norm.eps == layer.input_layernorm.eps
+    head.layer.load_state_dict(layer.state_dict())
+    assert hasattr(head.layer.mlp, "experts") == ("experts" in family)
 
 
 def test_other_layers_are_refused_with_the_reason() -> None:

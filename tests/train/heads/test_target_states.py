@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 import torch
 from oracles import models
 from oracles.tiny_architectures import tiny_architecture
 
+from specdec_fast.targets.tiny_models import tiny_model
 from specdec_fast.train.heads.trainer import TargetStates
 
 
@@ -38,6 +42,24 @@ def test_layers_and_logits_are_those_of_the_text_model(kind: str) -> None:
     found = states(torch.tensor([models.prompt(12)]))
     torch.testing.assert_close(found["entering:1"], output.hidden_states[1], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(states.lm_head(found["final_norm"]), output.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba", "mamba", "lfm2", "zamba2"])
+def test_layers_and_logits_of_hybrid_models(family: str) -> None:
+    """Layers with a recurrence count too, and the functions of their Python module are transformers' own again."""
+    model, tokens = tiny_model(family), torch.tensor([models.prompt(12, 90)])
+    entering: list[torch.Tensor] = []
+    layer: Any = model.base_model.layers[1]  # Mamba's own hidden states begin behind the first layer
+    hook = layer.register_forward_pre_hook(lambda _module, args: entering.append(args[0]))
+    functions = dict(vars(sys.modules[type(model).__module__]))
+    with torch.no_grad():
+        want = model(tokens, use_cache=False)
+    hook.remove()
+    states = TargetStates(model, ("entering:1", "final_norm"))
+    assert vars(sys.modules[type(model).__module__]) == functions
+    found = states(tokens)
+    torch.testing.assert_close(found["entering:1"], entering[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(states.lm_head(found["final_norm"]), want.logits, rtol=1e-4, atol=1e-4)
 
 
 def test_models_that_no_target_serves_or_without_a_usable_projection_are_refused() -> None:
