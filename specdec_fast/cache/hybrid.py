@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdec_fast.cache.paged import PagedCache
@@ -55,7 +56,7 @@ class HybridCache(PagedCache):
         if self.keys:
             super().commit(rows, slots, path, num_accepted, chains)
         else:
-            self.lengths.index_add_(0, rows.long(), num_accepted + 1)
+            self.lengths.index_add_(0, rows.long(), torch.where(path[:, 0] < 0, 0, num_accepted + 1))
 
     def keep_history(self) -> None:
         """Makes rows able to drop their last tokens, as drafts need it."""

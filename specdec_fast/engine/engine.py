@@ -123,7 +123,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
             log.warning("rule %s: texts do not have the target's distribution", self.rule.name)
         device = self.state.device
         proposals = get_cuda_graph_proposals(drafter, self.state.max_rows)
-        parts = proposals, self.rule, policy, target.cache
+        parts = proposals, self.rule, policy
         self._graph_ineligible_reasons = engine_ineligible_reasons(step_mode, device, *parts)
         self._graph_ineligible_reasons += self._lockstep.why_no_graph()
         self._failures = CaptureFailures()
@@ -365,7 +365,8 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
         while self._graph_runner.pending:
             self._read_pending()
         self._account_and_retire(list(self._ready().values()), clock or Clock())
-        self._graph_runner.suspend()
+        if self._graph_runner.suspend():
+            self._requeue_running()
 
     def _prepare_for_warmup(self) -> None:
         """Makes sure that no step is pending before rehearsals use the device."""

@@ -165,21 +165,35 @@ class CudaGraphRunner:
         if not self._entered:
             self._pending.clear()
 
-    def suspend(self) -> None:
+    def suspend(self) -> list[int]:
         """Returns all rows to `sync` steps. No step may be pending.
 
         Caches are rolled back to the host's texts, since a step that failed may have stored more.
+
+        Returns:
+            Rows whose cache cannot go back so far. They must be computed again.
         """
         rows = sorted(self._entered)
         if self._proposals is not None:
             self._drafter_runner.leave(self._proposals, self._state, rows)
         self._state.withdraw(rows)
         stored = [self._state.length(row) - 1 for row in rows]
-        at, lengths = (host_to_device(values, torch.int32, self._state.device) for values in (rows, stored))
-        self._target.cache.rollback(at, lengths)
+        lost = self._rows_beyond(rows, stored)
+        if not lost:
+            at, lengths = (host_to_device(values, torch.int32, self._state.device) for values in (rows, stored))
+            self._target.cache.rollback(at, lengths)
         for kept in (self._entered, self._drafting, self._denied):
             kept.clear()
         self.memory_freed = False
+        return lost
+
+    def _rows_beyond(self, rows: list[int], lengths: list[int]) -> list[int]:
+        """Rows that hold more than these lengths in a cache that cannot be rolled back."""
+        cache = self._target.cache
+        if not rows or getattr(cache, "why_no_rollback", None) is None:
+            return []
+        held = cache.lengths[host_to_device(rows, torch.int64, self._state.device)].tolist()
+        return [row for row, length, found in zip(rows, lengths, held, strict=True) if found != length]
 
     def prepare(self, rows: int, num_draft_tokens: int, all_greedy: bool) -> None:
         """Captures the program of a batch if it does not exist. It is kept for the life of the engine.
