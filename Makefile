@@ -77,7 +77,7 @@ OTHER_TRITON = other=$(VENV)/$(subst ==,-,$(TRITON)); \
     >"$$($$other/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"; \
   export PYTHONPATH='$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests'
 
-# $$second: an environment with the transformers that TRANSFORMERS names and the other packages of $(VENV), for make engines.
+# $$second: an environment with the transformers that TRANSFORMERS names and the other packages of $(VENV), for check-transformers and engines.
 SECOND_TRANSFORMERS = second=; $(if $(TRANSFORMERS),other=$(VENV)/$(subst ==,-,$(TRANSFORMERS)); \
   test -x $$other/bin/python || $(BIN)/python -m venv $$other; \
   $$other/bin/python -m pip install -q --no-deps --disable-pip-version-check $(TRANSFORMERS); \
@@ -95,7 +95,7 @@ endef
 .PHONY: help demo test tests bench lint types docs docs-serve figures clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-launch lane-unit lane-native kernels-full kernels-triton
 .PHONY: gpu-cache gpu-rehearsal
-.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real lane-ray check-sglang lane-vllm engines
+.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training lane-real lane-ray check-sglang check-transformers lane-vllm engines
 
 help: ## List the targets and the variables
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -189,6 +189,11 @@ check-sglang: $(READY) ## The SGLang plugin against SGLang's own code on a CPU; 
 	  --python-version 3.11 --platform manylinux_2_34_x86_64 --disable-pip-version-check -d build/sglang $(SGLANG) && \
 	  $(BIN)/python -m zipfile -e build/sglang/sglang-*.whl build/sglang; }; \
 	  SPECDEC_SGLANG=build/sglang $(PYTEST) -q tests/integrations/test_sglang_package.py)
+
+check-transformers: $(READY) ## Targets and the attached generate with another transformers: TRANSFORMERS=transformers==5.17.0
+	$(call lane,check-transformers,$(SECOND_TRANSFORMERS); test -n "$$second" || { echo 'set TRANSFORMERS'; exit 1; }; \
+	  PYTHONPATH='$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests' $${second#*=} -m pytest $(PYTEST_ARGS) -q -p no:cacheprovider \
+	  $(BY_FILE) tests/targets/test_recurrent_layers.py tests/targets/test_huggingface.py tests/integrations/transformers)
 
 # (one process: each would import vLLM for half a minute)
 lane-vllm: $(READY) $(VLLM_READY) ## Texts and distributions of the plugin in the real vLLM; skipped where vLLM is not installed

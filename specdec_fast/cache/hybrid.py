@@ -14,12 +14,17 @@ from specdec_fast.cache.recurrent_states import RecurrentStates
 from specdec_fast.cache.shapes import LayerShape, StateShape, WindowShape
 from specdec_fast.interfaces import Slots
 
+SHORTEST_PREFIX = 256
+"""Tokens below which a prompt saves no states: the pass that ends at them would cost more than it can save."""
+SNAPSHOT_DISTANCE = 1024
+"""Tokens between saved states of a long prompt. Each takes the memory of a row's states."""
+
 
 class HybridCache(PagedCache):
     """Pages for attention layers, and one committed state per row for recurrent ones, behind the same verbs.
 
-    A released row starts again from an empty state. Earlier states of a row are not kept, so rows are not truncated and
-    prompts share no pages.
+    A released row starts again from an empty state. Earlier states of a row are not kept, so rows are not truncated.
+    Prompts share pages up to a place where a state was saved.
 
     Args:
         states: States of the recurrent layers.
@@ -34,6 +39,7 @@ class HybridCache(PagedCache):
     def __init__(self, states: RecurrentStates, **options: Any) -> None:
         super().__init__(**options)
         self.recurrent = states
+        self._snapshots: dict[int, dict[int, dict[int, Tensor]]] = {}  # by row and length, until its pages have names
 
     def commit(
         self,
@@ -107,6 +113,8 @@ class HybridCache(PagedCache):
     def release(self, rows: Sequence[int]) -> None:
         """Frees all pages of rows, and forgets their history. Calling it twice is harmless."""
         super().release(rows)
+        for row in rows:
+            self._snapshots.pop(row, None)
         self.recurrent.forget(rows, [0] * len(rows))
 
     def set_lengths(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
@@ -141,6 +149,53 @@ class HybridCache(PagedCache):
             return False
         self.recurrent.fork(source, row)
         return True
+
+    # -- pages that rows share by their names -------------------------------------------------------------------------
+
+    def snapshot_points(self, start: int, end: int) -> list[int]:
+        """Returns the lengths at which the states of a prompt are saved, so that other prompts can start there.
+
+        Args:
+            start: Tokens of the row.
+            end: Tokens of the row after its prefill.
+        """
+        last = end // self.page_size * self.page_size
+        if last - start < SHORTEST_PREFIX:
+            return []
+        step = -(-SNAPSHOT_DISTANCE // self.page_size) * self.page_size
+        return [*range((start // step + 1) * step, last, step), last]
+
+    def snapshot(self, row: int) -> None:
+        """Copies the states of a row at its present length, which is a multiple of the page size."""
+        self._snapshots.setdefault(row, {})[int(self.lengths[row])] = self.recurrent.read([row])
+
+    def name_pages(self, row: int, names: Sequence[bytes], states: Sequence[Any] = ()) -> None:
+        """Names the first pages of a row, with the states that were copied at their ends.
+
+        Args:
+            row: The row. All tokens of these pages are committed.
+            names: Names of the first pages (`PageNames.upto`).
+            states: For each page, what else is kept with its name (`PageAllocator.states`).
+        """
+        super().name_pages(row, names, states)
+        for length, copied in self._snapshots.pop(row, {}).items():
+            if length // self.page_size <= len(names):
+                self.pages.keep_snapshot(names[length // self.page_size - 1], copied, self.max_rows)
+
+    def find_pages(self, names: Sequence[bytes], *, with_states: bool = False) -> list[int]:
+        """Returns the named pages with which a row can start: those up to the last one with saved states."""
+        return self.pages.upto_snapshot(super().find_pages(names, with_states=with_states))
+
+    def adopt(self, row: int, pages: Sequence[int]) -> None:
+        """Makes a row without tokens start with the tokens of named pages and the states behind them.
+
+        Args:
+            row: The row. It holds no tokens, but may have reserved pages.
+            pages: Named pages (`find_pages`).
+        """
+        if pages:
+            self.recurrent.write([row], self.pages.snapshot(pages[-1]))
+            super().adopt(row, pages)
 
 
 def make_cache(layers: Sequence[LayerShape], states: Sequence[WindowShape | StateShape], **options: Any) -> PagedCache:

@@ -319,6 +319,10 @@ class PagedCache:
         """Returns the names of a text's pages. Texts with different salts share no page."""
         return PageNames(self.page_size, salt)
 
+    def find_pages(self, names: Sequence[bytes], *, with_states: bool = False) -> list[int]:
+        """Returns the named pages with which a row can start (`PageAllocator.find`)."""
+        return self.pages.find(names, with_states=with_states)
+
     def has_pages_for(self, length: int, shared: Sequence[int]) -> bool:
         """Returns whether an empty row can adopt pages and then reserve `length` tokens.
 

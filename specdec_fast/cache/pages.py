@@ -45,6 +45,7 @@ class PageAllocator:
         self._name_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
         self._states: dict[bytes, Any] = {}
+        self._snapshots: OrderedDict[bytes, Any] = OrderedDict()  # the oldest use first
 
     @property
     def num_free(self) -> int:
@@ -143,6 +144,31 @@ class PageAllocator:
         """Returns what `name` kept with a name."""
         return self._states[name]
 
+    def keep_snapshot(self, name: bytes, snapshot: Any, most: int) -> None:
+        """Keeps the state of a row at the end of a named page, until its name is dropped.
+
+        Args:
+            name: Name of the page. Without such a page nothing is kept.
+            snapshot: The state.
+            most: Snapshots to keep. The one whose last use is the longest ago is dropped first.
+        """
+        if name in self._page_of:
+            self._snapshots[name] = snapshot
+            self._snapshots.move_to_end(name)
+            while len(self._snapshots) > most:
+                self._snapshots.popitem(last=False)
+
+    def snapshot(self, page: int) -> Any:
+        """Returns the state that was kept at the end of a named page."""
+        name = self._name_of[page]
+        self._snapshots.move_to_end(name)
+        return self._snapshots[name]
+
+    def upto_snapshot(self, pages: Sequence[int]) -> list[int]:
+        """Returns the first of these named pages, up to the last one with a snapshot."""
+        count = next((at for at in range(len(pages), 0, -1) if self._name_of[pages[at - 1]] in self._snapshots), 0)
+        return list(pages[:count])
+
     def num_free_without(self, pages: Sequence[int]) -> int:
         """Returns the number of free pages besides `pages`."""
         return self.num_free - sum(page in self._unowned for page in pages)
@@ -150,6 +176,7 @@ class PageAllocator:
     def forget(self) -> None:
         """Drops all names. Rows keep their pages."""
         self._page_of, self._states = {}, {}
+        self._snapshots.clear()
         unowned, self._unowned = self._unowned, OrderedDict()
         self._name_of = {}
         self._free.extend(unowned)
@@ -161,5 +188,6 @@ class PageAllocator:
         if self._page_of.pop(name, None) is not None:
             self.num_evictions += 1
         self._states.pop(name, None)
+        self._snapshots.pop(name, None)
         del self._name_of[page]
         return page

@@ -73,10 +73,10 @@ class SharedPrefixes:
             if row not in self._new:
                 continue
             names = self._names[row].upto(text, len(text) - 1)
-            pages = cache.pages.find(names)
+            pages = cache.find_pages(names)
             if len(pages) < len(names) and names[len(pages)] in pending:
                 self._extend(waiting, note)
-                waiting, pages = [], cache.pages.find(names)
+                waiting, pages = [], cache.find_pages(names)
                 pending.clear()
             if not cache.reserve(row, len(text)):  # a failure of `adopt` gives them back
                 raise RuntimeError(f"draft model: the pages of row {row} were lost after a failure")

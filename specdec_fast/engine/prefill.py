@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -33,6 +34,7 @@ class Prefill:
         self._target, self._names, self._device = target, aux_hidden_states, device
         self._left: dict[int, list[int]] = {}  # tokens to store by row, in order of admission
         self._parts: dict[int, list[dict[str, torch.Tensor]]] = {}
+        self._stops: dict[int, list[int]] = {}  # by row: tokens that are left at places where its states are saved
         self._scores = PromptScores(target.vocab_size)
 
     def __contains__(self, row: int) -> bool:
@@ -48,21 +50,24 @@ class Prefill:
         """Rows whose tokens are all stored, in order."""
         return [row for row, tokens in self._left.items() if not tokens]
 
-    def add(self, row: int, handle: Handle, tokens: Sequence[int]) -> None:
+    def add(self, row: int, handle: Handle, tokens: Sequence[int], snapshots: Sequence[int] = ()) -> None:
         """Adds a row.
 
         Args:
             row: The row. Its pages are reserved before the next pass.
             handle: Its request.
-            tokens: Token ids to store behind what the row holds.
+            tokens: Token ids to store behind what the row holds: all but the root, which is scored later.
+            snapshots: Numbers of these tokens after which a pass ends and the cache saves the states of the row.
         """
         self._left[row], self._parts[row] = list(tokens), []
+        self._stops[row] = [len(tokens) - count for count in snapshots]
         self._scores.add_row(row, handle)
 
     def discard(self, row: int) -> None:
         """Drops a row, if it is here."""
         self._left.pop(row, None)
         self._parts.pop(row, None)
+        self._stops.pop(row, None)
         self._scores.discard_row(row)
 
     def run(self, most: int) -> int:
@@ -87,9 +92,13 @@ class Prefill:
         )
         if output.logits is not None:
             self._scores.add(batch, output.logits)
+        cache: Any = self._target.cache
         parts = {name: states.split(lengths) for name, states in output.aux_hidden_states.items()}
         for at, (row, tokens) in enumerate(batch):
             self._left[row] = self._left[row][len(tokens) :]
+            if self._stops[row] and self._stops[row][0] == len(self._left[row]):
+                self._stops[row].pop(0)
+                cache.snapshot(row)
             if parts:
                 self._parts[row].append({name: each[at] for name, each in parts.items()})
         return sum(lengths)
@@ -99,7 +108,7 @@ class Prefill:
         batch: list[tuple[int, list[int]]] = []
         scored = 0
         for row, tokens in self._left.items():
-            take = min(most, len(tokens))
+            take = min(most, len(tokens) - next(iter(self._stops[row]), 0))
             limit = self._scores.limit(row, scored)
             if limit is not None:
                 take = min(take, limit)

@@ -56,8 +56,6 @@ class PrefixSharing:
         self.why_not: str | None = None if enabled else "it was switched off"
         if enabled and not hasattr(cache, "adopt"):
             self.why_not = f"the cache ({type(cache).__name__}) cannot share pages"
-        elif enabled:
-            self.why_not = getattr(cache, "why_no_rollback", None)
         self._is_weight_check_due = True
         self._stored: set[int] = set()  # rows whose committed tokens are all stored
         self._joining: dict[int, _Joining] = {}  # rows that are not prefilled yet
@@ -66,6 +64,8 @@ class PrefixSharing:
         """Returns in words whether prefixes are shared."""
         if self.why_not is not None:
             return f"off: {self.why_not}"
+        if hasattr(self._cache, "snapshot_points"):
+            return "on: prompts alone, up to a place where the states of recurrent layers were saved"
         reason = "prompts alone, since the drafter reads their hidden states"
         return f"on: {reason if self._keeps_states else 'prompts and generated texts'}"
 
@@ -115,7 +115,7 @@ class PrefixSharing:
             has_changed = getattr(self._target, "has_changed_weights", None)
             if has_changed is not None and has_changed():
                 self.forget()
-        found: list[int] = self._cache.pages.find(names, with_states=self._keeps_states)
+        found: list[int] = self._cache.find_pages(names, with_states=self._keeps_states)
         return found
 
     def is_pending(self, handle: Handle, tokens: Sequence[int], pages: Sequence[int]) -> bool:
@@ -129,9 +129,8 @@ class PrefixSharing:
         if handle.page_names is None or not self._joining:
             return False
         names = handle.page_names.upto(tokens, len(tokens) - 1)
-        if len(pages) == len(names):
-            return False
-        return any(names[len(pages)] in joining.pending for joining in self._joining.values() if joining.pending)
+        missing = names[len(pages) :]
+        return any(not joining.pending.isdisjoint(missing) for joining in self._joining.values() if joining.pending)
 
     def join(self, handle: Handle, row: int, tokens: Sequence[int], pages: Sequence[int]) -> None:
         """Makes a row start with shared pages.
@@ -149,9 +148,26 @@ class PrefixSharing:
         self._cache.adopt(row, pages)
         keeps = self._keeps_states  # they are fetched here, since names may be dropped during the prefill
         states = [self._cache.pages.states(name) if keeps else None for name in names[: len(pages)]]
-        self._joining[row] = _Joining(states, set(names[len(pages) :]))
+        points = self.snapshot_points(handle, pages, len(tokens) - 1)
+        size = self._cache.page_size
+        pending = names[len(pages) :] if points is None else [names[point // size - 1] for point in points]
+        self._joining[row] = _Joining(states, set(pending))
         if not handle.stats.steps:
             handle.stats.cached_tokens = min(self.num_tokens(pages), len(handle.prompt))
+
+    def snapshot_points(self, handle: Handle, pages: Sequence[int], length: int) -> list[int] | None:
+        """Returns where the prefill of a row must stop to save its states, or None if its cache has no such places.
+
+        Args:
+            handle: The request.
+            pages: The pages that `find` returned.
+            length: Tokens of the row after its prefill.
+        """
+        points = getattr(self._cache, "snapshot_points", None)
+        if points is None:
+            return None
+        found: list[int] = [] if handle.page_names is None else points(self.num_tokens(pages), length)
+        return found
 
     def num_tokens(self, pages: Sequence[int]) -> int:
         """Returns the number of tokens in shared pages."""

@@ -145,7 +145,11 @@ class Scheduler(ABC):
             params = self._drafter_runner.params_with_request_key(handle)
             salt = self._prefixes.salt_of(handle)
             row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids, salt)
-            self._prefill.add(row, handle, tokens[self._prefixes.num_tokens(pages) : -1])  # the root is scored later
+            stored, points = (
+                self._prefixes.num_tokens(pages),
+                self._prefixes.snapshot_points(handle, pages, len(tokens) - 1),
+            )
+            self._prefill.add(row, handle, tokens[stored:-1], [point - stored for point in points or ()])
             handle.row, self._running[row] = row, handle
             self._queue.remove(handle)
             self._prefixes.join(handle, row, tokens, pages)

@@ -18,7 +18,7 @@ class KVCache(Protocol):
 
     A step stages its nodes, then commits one path per request; all other nodes are forgotten. Lengths are absolute.
     `specdec_fast.cache.PagedCache` implements it. Engines share prefixes over caches that have its methods too:
-    `page_names`, `has_pages_for`, `adopt` and `name_pages`.
+    `page_names`, `find_pages`, `has_pages_for`, `adopt` and `name_pages`.
 
     Attributes:
         lengths: Committed tokens of each row, int32 [max_rows].

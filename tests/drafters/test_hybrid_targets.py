@@ -99,8 +99,3 @@ def test_a_target_that_drafts_for_itself_is_right(name: str, family: str) -> Non
     assert [list(each.tokens) for each in engine.generate([list(each) for each in PROMPTS], greedy)] == want
     assert engine.stats.tau > 4
     own.close()
-
-
-def test_prefixes_are_not_shared() -> None:
-    engine = Engine(target("bamba"))
-    assert engine._prefixes.explain() == "off: it has recurrent layers, whose earlier states are not kept"

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from specdec_fast import HuggingFaceTarget
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Slots
 from specdec_fast.targets.tiny_models import HYBRID_FAMILIES, tiny_model
 
-NAMES = tuple(HYBRID_FAMILIES)
+NAMES = tuple(name for name, (model_type, _) in HYBRID_FAMILIES.items() if model_type in CONFIG_MAPPING_NAMES)
+"""Families that the installed transformers knows: BailingHybrid came after 5.17."""
 EXPERTS = ("qwen3_next_experts", "qwen3_5_experts", "kimi_linear", "bailing_hybrid", "jamba", "lfm2_experts")
 """Families whose tokens share products of experts, so that logits round with the number of tokens."""
 SAME_BITS = tuple(each for each in NAMES if each not in (*EXPERTS, "zamba"))

@@ -1,0 +1,131 @@
+"""Prefix sharing of models with recurrent layers: rows start with pages and the states that were saved at their end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from oracles import hybrid_models, models
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.cache import hybrid
+from specdec_fast.cache.hybrid import HybridCache
+
+FAMILIES = ("qwen3_next", "bamba", "mamba", "lfm2")
+GREEDY = SamplingParams(temperature=0, max_new_tokens=10, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def short_prefixes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """States are saved in short prompts too."""
+    monkeypatch.setattr(hybrid, "SHORTEST_PREFIX", 8)
+    monkeypatch.setattr(hybrid, "SNAPSHOT_DISTANCE", 16)
+    yield
+
+
+def target(family: str, rows: int = 3) -> HuggingFaceTarget:
+    return HuggingFaceTarget(hybrid_models.model(family), max_rows=rows, page_size=4, max_length=128)
+
+
+def conversation(engine: Engine, params: SamplingParams = GREEDY) -> tuple[list[list[int]], list[int]]:
+    """Texts of three turns, each behind the last one's, and how many tokens of each prompt were stored."""
+    text, texts, cached = [*range(5, 24)], [], []
+    for turn in range(3):
+        handle = engine.generate([text], params)[0]
+        texts.append(list(handle.tokens))
+        cached.append(handle.stats.cached_tokens)
+        text = [*text, *handle.tokens, 60 + turn, 61]
+    return texts, cached
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_texts_of_a_conversation_do_not_change(family: str, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=3, max_new_tokens=10, ignore_eos=True)
+    own = target(family)
+    want, none = conversation(Engine(own, prefix_sharing=False), params)
+    texts, cached = conversation(Engine(own), params)
+    assert texts == want and none == [0, 0, 0]
+    assert cached == [0, 16, 28], "the last full page of the prompt before"
+    own.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adopted_rows_have_the_bits_of_rows_that_read_their_whole_prompt(family: str) -> None:
+    own = target(family)
+    engine = Engine(own)
+    cache: Any = own.cache
+    system = [*range(30, 66)]  # two saved states: at 16 and 32 tokens, and at its end
+    engine.generate([[*system, 5, 6]], GREEDY)
+    states: list[list[torch.Tensor]] = []
+    for shares in (True, False):
+        if not shares:
+            engine.reset_prefix_cache()
+        handle = engine.submit([*system[:20], 7, 8, 9], GREEDY)
+        engine.step()
+        assert handle.stats.cached_tokens == (16 if shares else 0)
+        parts = (cache.recurrent.windows, cache.recurrent.states)
+        states.append([each[handle.row].clone() for part in parts for each in part.values()])
+        engine.cancel(handle)
+    assert hybrid_models.equal(*states)
+    own.close()
+
+
+def test_prompts_that_begin_alike_are_read_once() -> None:
+    own = target("bamba")
+    handles = Engine(own).generate([[*range(5, 25), 30 + at, 40] for at in range(3)], GREEDY)
+    assert [handle.stats.cached_tokens for handle in handles] == [0, 20, 20]
+    own.close()
+
+
+def test_the_oldest_states_are_dropped_first_and_all_when_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = target("mamba", rows=2)
+    engine, pages = Engine(own), own.cache.pages
+    prompts = [[first, *range(10, 25)] for first in (1, 2, 3)]
+    for prompt in prompts:
+        engine.generate([[*prompt, 4]], GREEDY)
+    assert len(pages._snapshots) == 2, "as many as rows"
+    found = [engine.generate([[*prompt, 9]], GREEDY)[0].stats.cached_tokens for prompt in reversed(prompts)]
+    assert found == [16, 16, 0]
+    engine.reset_prefix_cache()
+    assert not pages._snapshots
+    own.close()
+
+
+def test_drafters_that_read_states_of_prompts_get_them() -> None:
+    own = target("qwen3_next")
+    want, _ = conversation(Engine(own, prefix_sharing=False))
+    drafter = get_drafter("medusa")(own, models.HEADS["medusa"](own))
+    texts, cached = conversation(Engine(own, drafter))
+    assert texts == want and cached[1:] == [16, 28]
+    own.close()
+
+
+def test_a_hybrid_draft_takes_no_pages_without_states() -> None:
+    """Prompts of its target are shared, and its own states are read again."""
+    own = HuggingFaceTarget(hybrid_models.model("bamba"), max_rows=2, page_size=4, max_length=128)
+    twin = HuggingFaceTarget(hybrid_models.tiny_model("bamba"), max_rows=2, page_size=4, max_length=128)
+    engine = Engine(own, get_drafter("draft_model")(twin, num_draft_tokens=4, pick="greedy"))
+    cached = conversation(engine)[1]
+    assert cached[2] == 28 and engine.stats.tau > 4
+    own.close()
+
+
+def test_a_state_that_is_not_written_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: a row adopts pages without the states behind them."""
+    own = target("mamba")
+    want, _ = conversation(Engine(own, prefix_sharing=False))
+    monkeypatch.setattr(HybridCache, "adopt", super(HybridCache, HybridCache).adopt)
+    texts, _ = conversation(Engine(own))
+    assert texts != want
+    own.close()
+
+
+def test_short_prompts_save_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    own = target("lfm2")
+    _, cached = conversation(Engine(own))
+    assert cached == [0, 0, 0] and not own.cache.pages._snapshots
+    own.close()
