@@ -279,6 +279,15 @@ class HuggingFaceTarget(ModelAccess):
         """
         return self._rotary.kind_of(longest)
 
+    def why_not_as_generate(self, shortest: int, longest: int) -> str | None:
+        """Returns why transformers' `generate` gives other texts than this target, or None.
+
+        Args:
+            shortest: Tokens of the shortest prompt of a batch.
+            longest: Tokens that the longest text may have.
+        """
+        return self._rotary.why_not_as_generate(shortest, longest)
+
     @contextmanager
     def skip_layers(self, skip: SkippedLayers) -> Iterator[None]:
         """Skips sub-blocks in all passes inside the context, for self-speculation.

@@ -98,6 +98,7 @@ class RotaryPinning:
                 self._rules.append((_take(module), rules))
         each = [rule for _, rules in self._rules for rule in rules.values()]
         self.switches = sorted({rule.switch for rule in each if rule.long is not None})
+        self._moves = any("dynamic" in rotary_kinds(shared.module).values() for shared, _ in self._rules)
         # a row that nobody began may become as long as the target allows
         self._longest = torch.full((max_rows,), max_length, dtype=torch.int64, device=device)
 
@@ -125,6 +126,23 @@ class RotaryPinning:
         """
         beyond = sum(longest > switch for switch in self.switches)
         return f"longer than {self.switches[beyond - 1]}" if beyond else ""
+
+    def why_not_as_generate(self, shortest: int, longest: int) -> str | None:
+        """Returns why transformers' `generate` decodes texts with other frequencies, or None.
+
+        Args:
+            shortest: Tokens of the shortest prompt of a batch.
+            longest: Tokens that the longest text may have.
+        """
+        beyond = [switch for switch in self.switches if longest > switch]
+        if not beyond:
+            return None
+        if self.kind_of(shortest) == self.kind_of(longest) and not self._moves:
+            return None
+        return (
+            f"up to {longest} tokens of prompt and text; expected at most {beyond[0]}, since transformers changes the "
+            "rotary frequencies of longer texts while it decodes (pass a smaller max_new_tokens)"
+        )
 
     def longest(self, rows: Tensor, offsets: Tensor, count: int) -> Tensor | None:
         """Returns for what length each node is pinned, int64 [count]. None: that makes no difference.

@@ -143,6 +143,12 @@ def test_compiled_passes_pin_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("max_length", [SWITCH, LIMIT])
+def test_pinned_passes_are_not_fused(max_length: int) -> None:
+    target = HuggingFaceTarget(scaled_model("longrope"), max_length=max_length, fused_forward=None)
+    assert target.fused_forward is None and "rotary_emb has a forward of its own" in str(target.why_not_fused)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nodes_of_both_sides_share_a_pass(kind: str) -> None:
     """Logits of a tree in a row that is pinned to a short text, beside one that nobody began."""
