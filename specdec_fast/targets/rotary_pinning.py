@@ -62,7 +62,7 @@ def context_limit(model: torch.nn.Module) -> int | None:
         for module in model.modules()
         for layers, kind in rotary_kinds(module).items()
     ]
-    return int(positions * min(factors, default=1.0))
+    return int(positions * max(min(factors, default=1.0), 1.0))
 
 
 def _parameters(module: Any, layers: Layers) -> dict[str, Any]:
@@ -88,14 +88,12 @@ class RotaryPinning:
 
     def __init__(self, model: torch.nn.Module, max_length: int, max_rows: int) -> None:
         self._max_length, device = max_length, getattr(model, "device", None)
-        self._rules: list[tuple[_Shared, dict[Layers, _Rule]]] = []
-        for module in model.modules():
-            rules = {
-                layers: _make_rule(module, layers, kind, max_length, device)
-                for layers, kind in rotary_kinds(module).items()
-            }
-            if rules:
-                self._rules.append((_take(module), rules))
+        found = [(module, kinds) for module in model.modules() if (kinds := rotary_kinds(module))]
+        made = [
+            (module, {layers: _make_rule(module, layers, kind, max_length, device) for layers, kind in kinds.items()})
+            for module, kinds in found
+        ]
+        self._rules = [(_take(module), rules) for module, rules in made]  # last: nothing fails any more
         each = [rule for _, rules in self._rules for rule in rules.values()]
         self.switches = sorted({rule.switch for rule in each if rule.long is not None})
         self._moves = any("dynamic" in rotary_kinds(shared.module).values() for shared, _ in self._rules)
