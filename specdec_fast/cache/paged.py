@@ -315,9 +315,9 @@ class PagedCache:
 
     # -- pages that rows share by their names -------------------------------------------------------------------------
 
-    def page_names(self, salt: str = "") -> PageNames:
-        """Returns the names of a text's pages. Texts with different salts share no page."""
-        return PageNames(self.page_size, salt)
+    def page_names(self, salt: str = "", kind: str = "") -> PageNames:
+        """Returns the names of a text's pages. Texts with different salts or kinds (`prefix_kind`) share no page."""
+        return PageNames(self.page_size, f"{salt}\0{kind}" if kind else salt)
 
     def find_pages(self, names: Sequence[bytes], *, with_states: bool = False) -> list[int]:
         """Returns the named pages with which a row can start (`PageAllocator.find`)."""

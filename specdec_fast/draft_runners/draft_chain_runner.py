@@ -58,6 +58,9 @@ class DraftChainRunner:
             self._stored[row], self._fed[row] = (0, []), []
             if self._translation is not None:
                 self._texts[row] = GrowingText(self._translation)
+            if (begin_row := getattr(self.model, "begin_row", None)) is not None:
+                # a text in another tokenizer may have any length
+                begin_row(row, view.longest(row) if self._translation is None else self.model.max_length)
         if self._translation is None:
             self._prefixes.begin(view, rows)
 

@@ -52,8 +52,11 @@ class DraftTreeRunner:
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         """Adds rows, with nothing stored. Raises ValueError if the draft model has fewer rows than the engine."""
         check_row_limit(self._name, rows, self.model)
+        begin_row = getattr(self.model, "begin_row", None)
         for row in rows:
             self._stored[row], self._scored[row] = (0, None), 0
+            if begin_row is not None:
+                begin_row(row, view.longest(row))
         self._uncertain.update(rows)
         self._prefixes.begin(view, rows)
 

@@ -40,11 +40,13 @@ class SharedPrefixes:
         cache, has_changed = self._model.cache, getattr(self._model, "has_changed_weights", None)
         if not self._names and has_changed is not None and has_changed():
             cache.pages.forget()
+        kind_of = getattr(self._model, "prefix_kind", None)
         cache.release(rows)  # an interrupted release may have left pages with names, to which a new text must not write
         for row in rows:
             salt = view.cache_salt(row)
             if salt is not None:
-                self._names[row], self._named[row] = cache.page_names(salt), 0
+                kind = "" if kind_of is None else kind_of(view.longest(row))
+                self._names[row], self._named[row] = cache.page_names(salt, kind), 0
                 self._new.add(row)
 
     def release(self, row: int) -> None:

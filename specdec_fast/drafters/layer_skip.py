@@ -144,8 +144,11 @@ class LayerSkipDrafter:
                 f"layer_skip: got row {max(rows)} and a target for {max_rows} rows; expected fewer "
                 "rows; use the engine's target"
             )
+        begin_row = getattr(self.target, "begin_row", None)
         for row in rows:
             self._thresholds[row] = MovingThreshold(self.threshold, self.goal)
+            if begin_row is not None:  # for another target than the engine's
+                begin_row(row, view.longest(row))
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         """Drafts chains by passes of the target that skip layers."""

@@ -171,7 +171,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
         requested = self._drafter_runner.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
         known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "target": self.target}
         handle = create_handle(self._lockstep.next_id, tokens, params, requested, **known)
-        handle.page_names = self._prefixes.names_for(cache_salt)
+        handle.page_names = self._prefixes.names_for(cache_salt, len(tokens) + params.max_new_tokens)
         self._lockstep.add(handle, cache_salt)
         self._queue.append(handle)
         return handle

@@ -69,18 +69,23 @@ class PrefixSharing:
         reason = "prompts alone, since the drafter reads their hidden states"
         return f"on: {reason if self._keeps_states else 'prompts and generated texts'}"
 
-    def names_for(self, salt: str | None) -> Any:
+    def names_for(self, salt: str | None, longest: int) -> Any:
         """Returns the page names of a new request, or None if prefixes are not shared.
 
         Args:
             salt: Requests with different salts share nothing.
+            longest: Tokens that its text may have. Some targets compute other keys for long texts.
 
         Raises:
             ValueError: If `salt` is no string.
         """
         if salt is not None and not isinstance(salt, str):
             raise ValueError(f"cache_salt: got {salt!r:.60}; expected a string, or None to share with all requests")
-        return self._cache.page_names(salt or "") if self.why_not is None else None
+        if self.why_not is not None:
+            return None
+        kind_of = getattr(self._target, "prefix_kind", None)
+        kind = "" if kind_of is None else kind_of(longest)
+        return self._cache.page_names(salt or "", kind) if kind else self._cache.page_names(salt or "")
 
     def salt_of(self, handle: Handle) -> str | None:
         """Returns the salt of a request, "" if it has none, or None if it shares no prefixes."""

@@ -52,6 +52,7 @@ class Scheduler(ABC):
         self._queue: deque[Handle] = deque()
         self._running: dict[int, Handle] = {}  # by row, in order of admission
         self._prefixes = PrefixSharing(target, self.needs, prefix_sharing)
+        self._note_longest = getattr(target, "begin_row", None)
         self._prefill = Prefill(target, self._prefixes.aux_hidden_states, self.state.device)
 
     @property
@@ -154,6 +155,8 @@ class Scheduler(ABC):
             self._queue.remove(handle)
             self._prefixes.join(handle, row, tokens, pages)
             self._cache.reserve(row, length)
+            if self._note_longest is not None:
+                self._note_longest(row, self.state.longest(row))
 
     def _next_queued(self, only: Collection[Handle] | None) -> Handle | None:
         """Returns the first queued request that may run."""

@@ -122,6 +122,11 @@ class DecodeState:
         """Returns the number of prompt tokens of a row. Later tokens were generated, some maybe before it joined."""
         return self._table.entry(row)[1]
 
+    def longest(self, row: int) -> int:
+        """Returns the number of tokens at which the text of a row ends at the latest."""
+        params, prompt_length, _ = self._table.entry(row)
+        return int(min(prompt_length + params.max_new_tokens, self.max_length))
+
     def cache_salt(self, row: int) -> str | None:
         """Returns a name of the rows with which a row may share stored prefixes. None: it shares with no row."""
         return self._salts[row]
@@ -176,10 +181,10 @@ class DecodeState:
     def publish(self, rows: Sequence[int]) -> None:
         """Copies rows to the device side, from which CUDA-graph steps continue."""
         for row in rows:
-            host, (params, prompt_length, stop_ids) = self._host[row], self._table.entry(row)
+            host, (params, _, stop_ids) = self._host[row], self._table.entry(row)
             upload_values(host, self.device_tokens[row, : len(host)])
             self.lengths[row] = len(host)
-            self.limits[row] = min(prompt_length + params.max_new_tokens, self.max_length)
+            self.limits[row] = self.longest(row)
             upload_values([*stop_ids, *[-1] * self.STOP_IDS][: self.STOP_IDS], self.ends[row])
             for name, column in self._settings.items():
                 column[row] = getattr(params, "seed" if name == "seeds" else name)

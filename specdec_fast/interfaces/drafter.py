@@ -34,6 +34,10 @@ class StateView(Protocol):
         """Returns the number of prompt tokens of a row."""
         ...
 
+    def longest(self, row: int) -> int:
+        """Returns the number of tokens at which the text of a row ends at the latest."""
+        ...
+
     def cache_salt(self, row: int) -> str | None:
         """Returns a name of the rows with which a row may share stored prefixes. None: it shares with no row."""
         ...

@@ -109,7 +109,9 @@ class Target(Protocol):
     """A model that scores packed token trees over a cache of its own.
 
     `specdec_fast.targets.HuggingFaceTarget` implements it for transformers models. A target may have a method
-    `has_changed_weights()`: whether weights have changed since the last call. Engines then forget stored prefixes.
+    `has_changed_weights()`: whether weights have changed since the last call. Engines then forget stored prefixes. If
+    keys depend on how long a text may become, `begin_row(row, longest)` says it for a new request in a row, and
+    `prefix_kind(longest)` names texts whose equal beginnings have equal keys.
 
     Attributes:
         vocab_size: V, the number of token ids.

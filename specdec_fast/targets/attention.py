@@ -19,6 +19,7 @@ from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from specdec_fast.interfaces import Slots
+from specdec_fast.targets.chunked_attention import ancestors_and_depth_of_chunks
 from specdec_fast.targets.recurrent_layers import MixerProbe, layer_of
 from specdec_kernels import AttentionPlan, kv_stage, plan_for, tree_attention
 from specdec_kernels.triton_shared.triton_backend import INTERPRETED
@@ -36,6 +37,9 @@ class PackedContext:
         keys: Keys by layer, [num_pages, page_size, heads, dim] each; None where a layer has no attention.
         values: Values by layer.
         windows: Window of each layer in tokens, 0 for none. None: the window that the model passes with each call.
+        chunks: Chunk of each layer in tokens, 0 for none. None: no layer has chunks.
+        longest: For what length the rotary frequencies of each node are pinned, int64 [M] (`RotaryPinning`).
+        trees: Ancestor words and depths of layers with chunks, by size of the chunk.
         plans: Attention plans by kind of layer.
         hidden_states: Hidden states of this pass, by name.
     """
@@ -44,20 +48,36 @@ class PackedContext:
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     windows: Sequence[int] | None = None
+    chunks: Sequence[int] | None = None
+    longest: Tensor | None = None
+    trees: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     plans: dict[Hashable, AttentionPlan | None] = field(default_factory=dict)
     hidden_states: dict[str, Tensor] = field(default_factory=dict)
 
-    def plan(self, query: Tensor, keys: Tensor, window: int) -> AttentionPlan | None:
+    @property
+    def positions(self) -> Tensor:
+        """Position of each node, int64 [M]."""
+        return self.slots.positions
+
+    def tree(self, chunk: int) -> tuple[Tensor | None, Tensor | None]:
+        """Returns ancestor words and depths for layers with chunks of this size, 0 for none."""
+        if not chunk:
+            return self.slots.ancestors, self.slots.depth
+        if chunk not in self.trees:
+            self.trees[chunk] = ancestors_and_depth_of_chunks(self.slots, chunk)
+        return self.trees[chunk]
+
+    def plan(self, query: Tensor, keys: Tensor, window: int, ancestors: Tensor | None) -> AttentionPlan | None:
         """Returns the attention plan of GPU kernels. The first layer of a kind builds it, and the others reuse it.
 
         Compiled passes have no plans here: the operator that they call builds its own (`share_attention_plans`).
         """
         if (query.is_cpu and not INTERPRETED) or is_compiling():
             return None
-        kind = (query.shape, query.dtype, keys.shape[1:], keys.dtype, window)
+        kind = (query.shape, query.dtype, keys.shape[1:], keys.dtype, window, ancestors is None)
         if kind not in self.plans:
             at = self.slots
-            rest = (at.page_table, at.lengths, at.offsets, at.ancestors)
+            rest = (at.page_table, at.lengths, at.offsets, ancestors)
             self.plans[kind] = plan_for(query, keys, *rest, window=window)
         return self.plans[kind]
 
@@ -98,6 +118,7 @@ class Probe:
         calls: The calls in order.
         masks: Masks that transformers' mask functions made, each with the rule that it stands for.
         num_tokens: Tokens of the dry run.
+        positions: Their positions, int64 [M], for modules that would count them otherwise.
         device: Device of the model.
         mixers: Records the calls of recurrent layers.
     """
@@ -105,6 +126,7 @@ class Probe:
     calls: list[AttentionCall] = field(default_factory=list)
     masks: list[tuple[Tensor, MaskFunction]] = field(default_factory=list)
     num_tokens: int = 1
+    positions: Tensor | None = None
     device: torch.device | None = None
     mixers: MixerProbe = field(default_factory=MixerProbe)
 
@@ -195,14 +217,16 @@ def attend(
     if softcap:
         options["softcap"] = softcap
     window = (sliding_window or 0) if packed.windows is None else packed.windows[layer]
-    if window:
-        options["window"] = window
+    chunk = 0 if packed.chunks is None else packed.chunks[layer]
+    ancestors, depth = packed.tree(chunk)
+    if window or chunk:
+        options["window"] = window or chunk
     if s_aux is not None:
         options["sinks"] = s_aux
-    plan = packed.plan(packed_query, keys, window)
+    plan = packed.plan(packed_query, keys, window or chunk, ancestors)
     if plan is not None:
         options["plan"] = plan
-    tree = (slots.page_table, slots.lengths, slots.offsets, slots.ancestors, slots.depth)
+    tree = (slots.page_table, slots.lengths, slots.offsets, ancestors, depth)
     out = tree_attention(packed_query, keys, values, *tree, **options)
     return out[..., :value_dim].unsqueeze(0), None
 

@@ -19,16 +19,20 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
 from specdec_fast.targets import attention, load_checks
 from specdec_fast.targets.activations import with_batch_invariant_activations
+from specdec_fast.targets.counted_positions import count_by_position
 from specdec_fast.targets.fused_forward import FusedForward, build_fused_forward, why_not_fused
 from specdec_fast.targets.hidden_states import entered_layer, hook_hidden_state
 from specdec_fast.targets.layer_skipping import LayerSkipping
 from specdec_fast.targets.linear_layers import align_logits, store_by_input
+from specdec_fast.targets.mask_rules import find_mask_rules
+from specdec_fast.targets.model_access import ModelAccess
 from specdec_fast.targets.model_lease import ModelLease, modules_in_use
 from specdec_fast.targets.model_state import unchanged_on_error
-from specdec_fast.targets.model_support import UnsupportedModelError, check_supported
+from specdec_fast.targets.model_support import check_supported
 from specdec_fast.targets.output_scaling import OutputScaling, find_output_scaling
 from specdec_fast.targets.packed_forward import build_packed_forward
 from specdec_fast.targets.recurrent_layers import MixerPass, MixerUse, find_mixers, running, with_equal_columns
+from specdec_fast.targets.rotary_pinning import RotaryPinning, context_limit
 from specdec_fast.targets.sharding import find_ranks
 from specdec_fast.targets.skipped_layers import SkippedLayers
 from specdec_fast.targets.torch_compile import compile_forward
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class HuggingFaceTarget:
+class HuggingFaceTarget(ModelAccess):
     """Scores packed trees with a transformers causal LM, over a paged cache of its own.
 
     The model keeps its values, and weights may be changed in place; after replacing a weight, build another target. The
@@ -70,6 +74,7 @@ class HuggingFaceTarget:
         context_limit: Positions that the model supports.
         has_default_length: Whether `max_length` was not given, so that it is 4,096 at most.
         windows: Window of each layer in tokens, 0 for none. None: those that the model passes with its calls.
+        chunks: Chunk of each layer in tokens, 0 for none (`MaskRules`). None: no layer has chunks.
         why_not_fused: Why passes are not fused, or None.
         has_changed_weights: Called, returns whether weights have changed since the last call.
 
@@ -124,12 +129,11 @@ class HuggingFaceTarget:
         """Checks the model, and prepares it for packed passes. Raises ValueError; the caller restores the model."""
         max_rows, page_size = capacities["max_rows"], capacities["page_size"]
         self.model, self.device = model, model.device
-        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self.context_limit = int(positions or 2**31 - 1)
+        positions = context_limit(model)
+        self.context_limit = positions or 2**31 - 1
         self.max_length = min(self.context_limit, capacities["max_length"])
         self.vocab_size = min(vocab_size or self.num_embeddings, self.num_embeddings)
         self.tokenizer: Any = None  # set if a drafter needs the draft model's own
-        self._logits = self._plain_logits = build_packed_forward(model)
         self._compile = compile
         # compiled passes, by the names of their auxiliary hidden states
         self._compiled_with_states: dict[tuple[str, ...], Callable[..., Tensor]] = {}
@@ -146,8 +150,13 @@ class HuggingFaceTarget:
         attention.use_attention(model, attention.PROBE_NAME)
         mixers: list[Any] = find_mixers(model)
         self.lease.before_end(MixerUse(model, mixers).release)
+        self.lease.before_end(count_by_position(model))
+        self._rotary = RotaryPinning(model, self.max_length, max_rows)
+        self.lease.before_end(self._rotary.release)
+        self._logits = self._plain_logits = build_packed_forward(model, self._rotary)
         first = sample[: load_checks.DRY_TOKENS]
-        probe = load_checks.observe(model, first, torch.arange(len(first), device=self.device))
+        with self._rotary.running():
+            probe = load_checks.observe(model, first, torch.arange(len(first), device=self.device))
         shapes = load_checks.check_calls(model, probe.calls, bool(mixers))
         self.num_layers = int(model.config.get_text_config().num_hidden_layers)
         self._attending = tuple(shapes)
@@ -155,12 +164,14 @@ class HuggingFaceTarget:
         inner += [(int(mixer.layer_idx), mixer) for mixer in mixers]
         self._decoder = load_checks.find_decoder(model, inner)
         layers = None if self._decoder is None else list(self.layers)
-        windows = load_checks.find_windows(model, probe, layers, self.max_length)
-        self.windows = None if windows is None else self._by_layer(windows, 0)
+        rules = find_mask_rules(model, probe, layers, self.max_length)
+        self.windows = None if rules.windows is None else self._by_layer(rules.windows, 0)
+        self.chunks = None if rules.chunks is None else self._by_layer(rules.chunks, 0)
         self.lease.serve_attention(model)
         # embeddings of positions may end early if the configuration does not say where; a GPU would not survive that
         far = self.max_length - 1 if positions or self.device.type == "cpu" else count - 1
-        load_checks.check_independence(model, first, probe.calls, far)
+        with self._rotary.running():
+            load_checks.check_independence(model, first, probe.calls, far)
         capacity = {
             "num_pages": num_pages, "page_size": page_size, "max_rows": max_rows, "max_length": self.max_length,
             "dtype": probe.calls[0].key.dtype if probe.calls else model.dtype, "device": self.device,
@@ -226,11 +237,11 @@ class HuggingFaceTarget:
         slots = self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
         mixers = self._mixer_pass(rows, slots, None, advance=True)
         if isinstance(logits, Tensor):
-            return self._run(tokens, slots, logits, aux_hidden_states, mixers)
+            return self._run(tokens, rows, slots, logits, aux_hidden_states, mixers)
         # modules compute one row of logits at least
         fewest = tokens.new_zeros(0 if isinstance(self._logits, FusedForward) else 1)
         wanted = (offsets[1:] - 1).long() if logits else fewest
-        output = self._run(tokens, slots, wanted, aux_hidden_states, mixers)
+        output = self._run(tokens, rows, slots, wanted, aux_hidden_states, mixers)
         return output if logits else TargetOutput(None, output.aux_hidden_states)
 
     def score(self, draft: Draft, plan: TreePlan, aux_hidden_states: Sequence[str] = ()) -> tuple[TargetOutput, Slots]:
@@ -246,7 +257,36 @@ class HuggingFaceTarget:
         """
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, None if draft.is_chain else plan)
         mixers = self._mixer_pass(draft.rows, slots, None if draft.is_chain else draft.parents, advance=False)
-        return self._run(draft.tokens, slots, None, aux_hidden_states, mixers), slots
+        return self._run(draft.tokens, draft.rows, slots, None, aux_hidden_states, mixers), slots
+
+    def begin_row(self, row: int, longest: int) -> None:
+        """Notes how long the text of a new request may become, which decides its rotary frequencies.
+
+        Only models with rotary scaling `longrope` or `dynamic` read it. Without it, a row is taken for one that may
+        fill the context.
+
+        Args:
+            row: A row without tokens.
+            longest: Tokens of the prompt, and of the text that may follow.
+        """
+        self._rotary.begin_row(row, longest)
+
+    def prefix_kind(self, longest: int) -> str:
+        """Returns the kind of a text. Texts of different kinds begin with different keys, even if with equal tokens.
+
+        Args:
+            longest: Tokens that a text may have.
+        """
+        return self._rotary.kind_of(longest)
+
+    def why_not_as_generate(self, shortest: int, longest: int) -> str | None:
+        """Returns why transformers' `generate` gives other texts than this target, or None.
+
+        Args:
+            shortest: Tokens of the shortest prompt of a batch.
+            longest: Tokens that the longest text may have.
+        """
+        return self._rotary.why_not_as_generate(shortest, longest)
 
     @contextmanager
     def skip_layers(self, skip: SkippedLayers) -> Iterator[None]:
@@ -288,6 +328,7 @@ class HuggingFaceTarget:
     def _run(
         self,
         tokens: Tensor,
+        rows: Tensor,
         slots: Slots,
         wanted: Tensor | None,
         aux_hidden_states: Sequence[str],
@@ -297,11 +338,12 @@ class HuggingFaceTarget:
         # autograd could not record writes to the cache, and autocast would change the dtype of keys
         if torch.is_grad_enabled() or torch.is_autocast_enabled(self.device.type):
             with torch.no_grad(), without_autocast(self.device):
-                return self._run(tokens, slots, wanted, aux_hidden_states, mixers)
+                return self._run(tokens, rows, slots, wanted, aux_hidden_states, mixers)
         if not attention.is_served(self.model.config):  # the model was used elsewhere in between
             self.lease.serve_attention(self.model)
         keys, values = self._by_layer(self.cache.keys), self._by_layer(self.cache.values)
-        context = attention.PackedContext(slots, keys, values, self.windows)
+        context = attention.PackedContext(slots, keys, values, self.windows, self.chunks)
+        context.longest = self._rotary.longest(rows, slots.offsets, len(tokens))
         if mixers is not None:
             context.hidden_states = mixers.hidden_states
         if aux_hidden_states and isinstance(self._logits, FusedForward):
@@ -311,6 +353,7 @@ class HuggingFaceTarget:
         with ExitStack() as leaving, running(mixers):
             if not isinstance(self._logits, FusedForward):
                 leaving.enter_context(modules_in_use(self.model))
+                leaving.callback(self._rotary.stop)
             for name in aux_hidden_states:
                 leaving.callback(self._hook_hidden_state(name).remove)
             run = self._forward_with_states(tuple(aux_hidden_states)) if aux_hidden_states else self._logits
@@ -338,62 +381,3 @@ class HuggingFaceTarget:
         """The fused forward, or None. It serves `extend` too, unless a subclass overrides that."""
         ours = type(self).extend is HuggingFaceTarget.extend and "extend" not in vars(self)
         return self._logits if ours and isinstance(self._logits, FusedForward) else None
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the hidden states."""
-        return int(self.model.config.get_text_config().hidden_size)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the model and of its hidden states."""
-        return self.model.dtype
-
-    @property
-    def num_embeddings(self) -> int:
-        """Rows of the embedding, including padding beyond `vocab_size`."""
-        weight: Any = self.model.get_input_embeddings().weight
-        return int(weight.shape[0])
-
-    @property
-    def layers(self) -> torch.nn.ModuleList:
-        """The decoder layers of the model, in order.
-
-        Raises:
-            UnsupportedModelError: If the model has no list of them.
-        """
-        found = self._require_decoder()[1]
-        return found if len(found) == self.num_layers else found[: self.num_layers]
-
-    def _require_decoder(self) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
-        """The decoder and its list of layers. Raises UnsupportedModelError."""
-        if self._decoder is None:
-            raise UnsupportedModelError(
-                f"{type(self.model).__name__}: got no list of {self.num_layers} layers that call attention; expected "
-                "one, for hidden states; choose a drafter that needs none"
-            )
-        return self._decoder
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Returns the input embeddings of tokens int64 [...]."""
-        return self.model.get_input_embeddings()(tokens)
-
-    @property
-    def why_no_lm_head(self) -> str | None:
-        """Why `lm_head` is not available, or None."""
-        if self._scaling is not None:
-            return None
-        return (
-            f"{type(self.model).__name__}: its logits are no scaled or capped outputs of its projection, so heads "
-            "cannot use it; choose a drafter or a head with a projection of its own"
-        )
-
-    def lm_head(self, hidden: Tensor) -> Tensor:
-        """Returns the logits [..., vocab_size] of hidden states [..., hidden] named "final_norm".
-
-        Raises:
-            UnsupportedModelError: If `why_no_lm_head` is not None.
-        """
-        if self._scaling is None:
-            raise UnsupportedModelError(str(self.why_no_lm_head))
-        return self._scaling(self.model.get_output_embeddings()(hidden)[..., : self.vocab_size])

@@ -1,9 +1,9 @@
-"""Checks of a model when a target opens it: attention calls, masks, independence of tokens, and logits.
+"""Checks of a model when a target opens it: attention calls, independence of tokens, and logits.
 
 A packed pass has nodes of many requests and branches. It is exact if nothing but attention mixes tokens, and if every
-attention call means what its arguments say. Both are checked in dry runs, in which every attention returns zeros. Masks
-are compared as rules, not as tensors, so a window of any size is found by a short text. Real passes are then compared
-with the model's own logits. Tests: tests/targets/test_load_checks.py.
+attention call means what its arguments say. Both are checked in dry runs, in which every attention returns zeros;
+`mask_rules` reads the masks of such a run. Real passes are then compared with the model's own logits.
+Tests: tests/targets/test_load_checks.py.
 """
 
 from __future__ import annotations
@@ -19,15 +19,11 @@ from specdec_fast.cache.shapes import LayerShape
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.draft import Draft
 from specdec_fast.targets import attention
-from specdec_fast.targets.attention import AttentionCall, MaskFunction, Probe
-from specdec_fast.targets.layer_skipping import LayerSkipping
+from specdec_fast.targets.attention import AttentionCall, Probe
 from specdec_fast.targets.model_support import UnsupportedModelError
 from specdec_fast.targets.recurrent_layers import running
-from specdec_fast.targets.skipped_layers import SkippedLayers
 
 SAMPLE_TOKENS, DRY_TOKENS = 8, 4  # more would lengthen the opening of large models
-_LONG_TEXT = 16_384  # tokens that are embedded, no more, if the rule of a mask depends on the text
-_LONGEST_RULE = 2**20  # positions up to which the rule of a mask is evaluated
 # arguments of attention that have no meaning in evaluation mode, beside those whose values are None, False or 0
 _HARMLESS = {"dropout", "position_ids", "logits_to_keep", "num_items_in_batch"}
 # Largest difference of values that should be equal, in units of their spread. Tiny models of 95 architectures have at
@@ -98,7 +94,7 @@ def observe(model: Any, tokens: Tensor, positions: Tensor) -> Probe:
     Raises:
         UnsupportedModelError: If the model cannot run packed passes.
     """
-    probe = Probe(num_tokens=len(tokens), device=model.device)
+    probe = Probe(num_tokens=len(tokens), device=model.device, positions=positions)
     # projections of large vocabularies would take half of the time, and quantized ones fail without a row
     first = tokens.new_zeros(1)
     with torch.inference_mode(), probe.recording(), running(probe.mixers), _explaining(model, "a packed pass"):
@@ -175,110 +171,6 @@ def find_decoder(
     return None
 
 
-def find_windows(
-    model: Any, probe: Probe, layers: Sequence[torch.nn.Module] | None, max_length: int
-) -> list[int] | None:
-    """Derives the window of every layer from the rule of its mask.
-
-    Args:
-        model: The model, with attention `attention.PROBE_NAME`.
-        probe: A dry run of one text from position 0.
-        layers: The decoder layers if they are known.
-        max_length: Longest text of the target.
-
-    Returns:
-        Windows by layer, 0 for none. None if they are those that the model passes with its calls.
-
-    Raises:
-        UnsupportedModelError: If a mask is neither causal nor a sliding window, or if its rule cannot be known.
-    """
-    name = type(model).__name__
-    known: dict[int, int] = {}  # by the place of a mask in probe.masks
-    found = {}
-    for call in probe.calls:
-        if call.mask is None:
-            if call.window:  # its own attention would apply it or not, by implementation
-                raise UnsupportedModelError(
-                    f"{name}: layer {call.layer} passes a window of {call.window} and no mask; expected both or none; "
-                    "choose another model"
-                )
-            found[call.layer] = 0
-            continue
-        at = next((at for at, (mask, _) in enumerate(probe.masks) if _is_same_mask(call.mask, mask)), None)
-        if at is None:
-            raise UnsupportedModelError(
-                f"{name}: layer {call.layer} makes or changes its attention mask by itself; expected a mask of "
-                "transformers.masking_utils (create_causal_mask, create_sliding_window_causal_mask), since packed "
-                "passes have no mask; choose another model"
-            )
-        if at not in known:
-            known[at] = _window_of(model, probe, at, layers, max_length)
-        found[call.layer] = known[at]
-    # a window that no text exceeds is none
-    passed = all(found[call.layer] == (call.window if call.window < max_length else 0) for call in probe.calls)
-    return None if passed else [found[layer] for layer in sorted(found)]
-
-
-def _is_same_mask(mask: Any, made: Tensor) -> bool:
-    """Whether a mask that a layer passed is one that was made, or a view of all of it."""
-    if mask is made:
-        return True
-    return (
-        isinstance(mask, Tensor)
-        and mask.shape == made.shape
-        and mask.dtype == made.dtype
-        and mask.data_ptr() == made.data_ptr()
-    )
-
-
-def _window_of(model: Any, probe: Probe, at: int, layers: Sequence[torch.nn.Module] | None, max_length: int) -> int:
-    """The window of a mask, 0 for none. Raises UnsupportedModelError."""
-    length, failure = min(max_length, _LONGEST_RULE), None
-    try:
-        window = _sliding_window(probe.masks[at][1], length, model.device)
-    except Exception:  # the rule reads tensors of the text, which end with it
-        length = min(length, _LONG_TEXT)
-        try:
-            window = _sliding_window(_masks_of_long_text(model, layers, length)[at], length, model.device)
-        except Exception as error:
-            window, failure = None, error
-    if window is None:
-        what = "its attention mask is neither causal nor a sliding window"
-        if failure is not None:
-            what = f"its attention mask cannot be tested ({type(failure).__name__}: {failure})"
-        raise UnsupportedModelError(
-            f"{type(model).__name__}: {what} (for texts up to {length} tokens); expected a causal mask or a sliding "
-            "window; choose a decoder with full or sliding-window attention"
-        ) from failure
-    return window
-
-
-def _sliding_window(rule: MaskFunction, length: int, device: torch.device) -> int | None:
-    """The window of a mask's rule for texts up to a length: 0 for none, None if it is no causal window."""
-    zero, keys = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device), torch.arange(length, device=device)
-
-    def allowed(query: int) -> Tensor:
-        found = torch.as_tensor(rule(zero, zero, zero + query, keys.view(1, 1, 1, -1)), device=device)
-        return found.bool().expand(1, 1, 1, length)[0, 0, 0]
-
-    window = int(allowed(length - 1).sum())
-    samples = {0, 1, 2, 3, length // 3, length // 2, window - 1, window, window + 1, length - 2, length - 1}
-    for query in samples & set(range(length)):
-        if not torch.equal(allowed(query), (keys <= query) & (keys > query - window)):
-            return None
-    return window if window < length else 0
-
-
-def _masks_of_long_text(model: Any, layers: Sequence[torch.nn.Module] | None, length: int) -> list[MaskFunction]:
-    """The rules of the masks for a text of a length. No layer runs. Raises ValueError."""
-    if layers is None:
-        raise ValueError("got no list of layers")
-    with LayerSkipping(model, layers).skipping(SkippedLayers.after(0, len(layers))):
-        places = torch.arange(length, device=model.device)
-        probe = observe(model, sample_text(model, length), places)
-    return [rule for _, rule in probe.masks]
-
-
 def check_independence(model: Any, sample: Tensor, calls: Sequence[AttentionCall], last_position: int) -> None:
     """Checks that tokens do not depend on each other outside of attention, nor on their places in a pass.
 
@@ -349,6 +241,7 @@ def packed_logits(
         nodes, parents = nodes + added, parents + [parent] * len(added)
     draft = Draft.trees([0], [(nodes, parents)], device=target.device)
     cache.reserve(0, half + len(nodes))
+    target.begin_row(0, len(sample))
     try:
         with torch.inference_mode():
             if half:
@@ -357,6 +250,7 @@ def packed_logits(
             output = target.score(draft, draft.get_plan(), aux_hidden_states)[0]
     finally:
         cache.release([0])
+        target.begin_row(0, target.max_length)
     step = 2 if with_siblings else 1
     logits = output.logits[::step].float()
     return logits, {name: states[::step] for name, states in output.aux_hidden_states.items()}

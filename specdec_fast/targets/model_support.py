@@ -14,8 +14,7 @@ from specdec_fast.targets.quantized_layers import why_tokens_depend
 from specdec_fast.targets.recurrent_layers import KINDS, find_mixers, why_not_served
 from specdec_fast.targets.sharding import is_tensor_parallel, sharded_weights
 
-PINNED_ROPE = ("dynamic", "longrope")  # their frequencies depend on the longest position of the batch
-ATTENTION_LAYERS = ("full_attention", "sliding_attention", "attention")
+ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 RECURRENT_LAYERS = ("linear_attention", "mamba", "mamba2", "conv", "hybrid", "moe", "mlp")
 
 
@@ -31,8 +30,8 @@ def check_supported(model: Any) -> None:
 
     Raises:
         UnsupportedModelError: If it is no causal language model of transformers, or a wrapped one, or if its weights
-            are not on one device. Further, if it is an encoder-decoder, has recurrent layers, does not support the
-            attention interface, or has rotary frequencies or scales of activations that depend on the whole batch.
+            are not on one device. Further, if it is an encoder-decoder, has recurrent layers that are not known, does
+            not support the attention interface, or has scales of activations that depend on the whole batch.
     """
     _check_class(model)
     _check_placement(model)
@@ -58,19 +57,9 @@ def check_supported(model: Any) -> None:
     odd = sorted({kind for kind in getattr(config, "layer_types", None) or () if kind not in known})
     if odd:
         raise UnsupportedModelError(
-            f"{name}: got layers of type {', '.join(odd)}; expected full or sliding-window attention only "
+            f"{name}: got layers of type {', '.join(odd)}; expected full, sliding-window or chunked attention only "
             "(packed passes compute no other mask, and cannot roll back recurrent state); choose another model"
         )
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested = [value for value in rope.values() if isinstance(value, dict)] or [rope]
-    for entry in nested:
-        kind = entry.get("rope_type", entry.get("type", "default"))
-        if kind in PINNED_ROPE:
-            raise UnsupportedModelError(
-                f"{name}: got rotary scaling '{kind}', whose frequencies depend on the longest row of a batch, so a "
-                "row's text would depend on its neighbours; set config.rope_parameters to a fixed type (default, "
-                "linear, llama3, yarn) before loading"
-            )
 
 
 def _check_class(model: Any) -> None:

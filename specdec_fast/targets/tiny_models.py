@@ -41,6 +41,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": 24, "query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention"]},
     ),
 }
+LONG_TEXT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3": ("phi3", {}),
+    "phimoe": ("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "llama4": (
+        "llama4_text",
+        {
+            "num_hidden_layers": 4, "intermediate_size_mlp": 96, "attention_chunk_size": 24, "moe_layers": [],
+            "no_rope_layers": [1, 1, 1, 0], "attn_temperature_tuning": True, "floor_scale": 8, "attn_scale": 0.5,
+        },
+    ),
+    "llama4_experts": (
+        "llama4_text",
+        {
+            "num_hidden_layers": 4, "intermediate_size_mlp": 96, "attention_chunk_size": 24,
+            "no_rope_layers": [1, 1, 1, 0], "num_local_experts": 4, "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2, "floor_scale": 8, "attn_scale": 0.5,
+        },
+    ),
+}  # fmt: skip
+"""Models whose layers treat long texts in ways of their own: rotary scaling, and chunks of attention."""
 _DELTA = {
     "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
@@ -156,7 +176,7 @@ def tiny_model(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    known = {**FAMILIES, **HYBRID_FAMILIES}
+    known = {**FAMILIES, **LONG_TEXT_FAMILIES, **HYBRID_FAMILIES}
     if family not in known:
         raise ValueError(unknown_name("tiny model family", family, sorted(known)))
     model_type, extra = known[family]

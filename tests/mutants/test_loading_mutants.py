@@ -24,7 +24,7 @@ import specdec_fast.targets.model_state as state_module
 import specdec_fast.targets.model_support as support_module
 import specdec_fast.targets.output_scaling as scaling_module
 from specdec_fast.core.draft import Draft
-from specdec_fast.targets import load_checks
+from specdec_fast.targets import load_checks, mask_rules
 from specdec_fast.targets.output_scaling import OutputScaling
 
 Patch = pytest.MonkeyPatch
@@ -100,23 +100,23 @@ def a_mask_is_known_by_its_last_row(patch: Patch) -> None:
         window = int(torch.as_tensor(rule(zero, zero, zero + length - 1, keys)).sum())
         return window if window < length else 0
 
-    patch.setattr(load_checks, "_sliding_window", broken)
+    patch.setattr(mask_rules, "_sliding_window", broken)
 
 
 def windows_have_one_token_less(patch: Patch) -> None:
     """The token itself is not counted in the window of a mask."""
-    find = load_checks._sliding_window
+    find = mask_rules._sliding_window
 
     def broken(*given: Any) -> int | None:
         window = find(*given)
         return window and window - 1
 
-    patch.setattr(load_checks, "_sliding_window", broken)
+    patch.setattr(mask_rules, "_sliding_window", broken)
 
 
 def masks_of_layers_are_believed(patch: Patch) -> None:
     """A mask that a layer changes counts as the one that was made."""
-    patch.setattr(load_checks, "_is_same_mask", lambda *_: True)
+    patch.setattr(mask_rules, "_is_same_mask", lambda *_: True)
 
 
 def arguments_of_attention_are_ignored(patch: Patch) -> None:
@@ -219,7 +219,7 @@ CHECKS, SCALES, TABLES = "targets/test_load_checks.py", "targets/test_output_sca
 WRONG = "test_attention_that_computes_something_else_is_refused"
 ODD = "test_attention_that_gets_something_else_is_refused"
 PROJECTED = "test_the_projection_for_heads_gives_the_target_s_logits"
-CHUNKS = {"and_mask_function": lambda _, __, query, key: query // 300 == key // 300}
+DILATED = {"and_mask_function": lambda _, __, query, key: (query - key) % 3 != 2}
 
 
 def with_own_mask(given: dict[str, Any]) -> dict[str, Any]:
@@ -255,7 +255,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, dict[str, Any]]] = [
     (logits_are_not_compared, CHECKS, WRONG, {"wrong": {"scale": 0.5}, "dtype": torch.bfloat16}),
     (the_typical_token_is_compared, CHECKS, "test_one_wrong_token_is_seen_in_float32", {}),
     (the_sample_has_no_branches, CHECKS, "test_a_leak_between_branches_is_refused", {"dtype": torch.float32}),
-    (a_mask_is_known_by_its_last_row, CHECKS, "test_other_masks_are_refused", {"rule": CHUNKS}),
+    (a_mask_is_known_by_its_last_row, CHECKS, "test_other_masks_are_refused", {"rule": DILATED}),
     (windows_have_one_token_less, CHECKS, "test_a_window_that_only_the_mask_has_is_served", {"window": 24}),
     (masks_of_layers_are_believed, CHECKS, ODD, {"change": with_own_mask, "message": "layer 1 makes or changes its"}),
     (arguments_of_attention_are_ignored, CHECKS, ODD, {"change": with_bias, "message": "layer 1 passes position_bias"}),

@@ -91,7 +91,11 @@ def test_trees_after_a_prefix_have_the_model_s_own_logits(kind: str) -> None:
         ("doge", {}, "layer 0 makes or changes its attention mask by itself"),
         ("roberta", {"is_decoder": True}, "differ from the model's own"),  # positions begin behind the padding token's
         ("nemotron", {}, "does not pass keyword arguments on"),
-        ("llama4_text", EXPERTS, r"chunked_attention; expected .* \(packed passes compute no other mask"),
+        (
+            "llama",
+            {"layer_types": ["linear_attention", "full_attention"]},
+            r"linear_attention; expected .* \(packed passes compute no other mask",
+        ),
         ("recurrent_gemma", {}, r"got RecurrentGemmaRecurrentBlock at 'model.layers.0.*', which calls no function"),
         ("rwkv", {}, "recurrent state, but no mixer that is known"),
         ("bloom", {}, "attention interface"),

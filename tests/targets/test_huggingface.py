@@ -174,26 +174,13 @@ def tiny_config(kind: str, **changes: Any) -> Any:
     return AutoConfig.for_model(kind, **changes)
 
 
-def rotary(kind: str) -> Any:
+def test_a_fixed_rotary_scaling_is_served() -> None:
     from transformers import AutoModelForCausalLM
 
     from specdec_fast.targets.tiny_models import SHAPE
 
-    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
-    if kind == "longrope":
-        rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 256}
-    return AutoModelForCausalLM.from_config(tiny_config("llama", **SHAPE, rope_parameters=rope))
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_rotary_scalings_that_depend_on_the_batch_are_refused(kind: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=f"got rotary scaling '{kind}'") as error:
-        HuggingFaceTarget(rotary(kind), max_length=64)
-    assert "set config.rope_parameters" in str(error.value)
-
-
-def test_a_fixed_rotary_scaling_is_served() -> None:
-    model = rotary("linear")
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    model = AutoModelForCausalLM.from_config(tiny_config("llama", **SHAPE, rope_parameters=rope))
     target = HuggingFaceTarget(model, max_length=64)
     assert target.cache.reserve(0, 20)
     text = models.prompt(17)

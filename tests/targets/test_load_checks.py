@@ -27,7 +27,7 @@ REFUSED = {
     "axk2", "bart", "big_bird", "bigbird_pegasus", "biogpt", "blenderbot", "bloom", "blenderbot-small", "camembert",
     "codegen", "cpmant", "data2vec-text", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "dots3_note_text",
     "falcon", "git", "glm_moe_dsa", "gpt_neox_japanese", "gptj", "hrm_text", "hy_v4", "inkling2_text", "inkling_text",
-    "llama4", "llama4_text", "longcat_flash", "marian", "mbart", "megatron-bert", "minimax", "mpt", "mvp", "nemotron",
+    "longcat_flash", "marian", "mbart", "megatron-bert", "minimax", "mpt", "mvp", "nemotron",
     "openai-gpt", "pegasus", "plbart", "prophetnet", "recurrent_gemma", "rembert", "roberta", "roberta-prelayernorm",
     "roformer", "rwkv", "stablelm", "trocr", "whisper", "xglm", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet",
     "xlstm", "xmod",
@@ -113,7 +113,10 @@ def test_a_window_as_long_as_the_longest_text_is_none(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "rule",
     [
-        {"and_mask_function": lambda _, __, query, key: query // 300 == key // 300},  # chunks
+        {
+            "and_mask_function": lambda _, __, query, key: (query + 200) // 300 == (key + 200) // 300
+        },  # chunks that start late
+        {"and_mask_function": lambda _, __, query, key: (query // 300 == key // 300) | (key < 4)},  # sinks and chunks
         {"or_mask_function": lambda _, __, query, key: (query < 200) & (key < 200)},  # a bidirectional prefix
         {"and_mask_function": lambda _, __, query, key: (query - key) % 3 != 2},  # dilated
         {"and_mask_function": lambda _, __, query, key: (key > query - 50) | (key < 4)},  # sinks and a window
@@ -121,7 +124,7 @@ def test_a_window_as_long_as_the_longest_text_is_none(monkeypatch: pytest.Monkey
 )
 def test_other_masks_are_refused(rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = with_masks(monkeypatch, **rule)
-    with pytest.raises(UnsupportedModelError, match="neither causal nor a sliding window") as error:
+    with pytest.raises(UnsupportedModelError, match="neither causal nor a sliding window nor chunks") as error:
         HuggingFaceTarget(model, max_rows=1, max_length=512)
     assert "texts up to 512 tokens" in str(error.value)
 

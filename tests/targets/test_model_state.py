@@ -32,7 +32,7 @@ def describe(model: Any) -> list[Any]:
 STAGES = [
     (load_checks, "own_logits"),
     (load_checks, "observe"),
-    (load_checks, "find_windows"),
+    (huggingface, "find_mask_rules"),
     (load_checks, "check_independence"),
     (load_checks, "check_logits"),
     (huggingface, "make_cache"),

@@ -146,11 +146,12 @@ class GenerateCall:
         longest = _longest(config, prepared["stopping_criteria"], input_ids)
         mask = inputs.get("attention_mask")
         positions = inputs.get("position_ids") if self._gives_positions else None
-        hidden = 0 if mask is None else int((mask == 0).sum(-1).min())
+        hidden, most_hidden = (0, 0) if mask is None else (int(each) for each in (mask == 0).sum(-1).aminmax())
         reason = (
             why_not_arguments(config, bool(prepared.get("synced_gpus")), inputs)
             or why_not_prompts(input_ids, mask, positions)
             or why_not_length(longest - hidden, target.max_length, target.context_limit)
+            or target.why_not_as_generate(input_ids.shape[1] - most_hidden, longest - hidden)
         )
         for processor in prepared["logits_processor"]:
             reason = reason or why_not_processor(processor)

@@ -93,6 +93,10 @@ class BatchView:
         """Returns 0: vLLM does not say where prompts end."""
         return 0
 
+    def longest(self, row: int) -> int:
+        """Returns a length that no text exceeds: vLLM does not say where texts end."""
+        return 2**31 - 1
+
     def cache_salt(self, row: int) -> str | None:
         """Returns None: no prefixes are shared."""
         return None

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from oracles import models
+from oracles.scaled_rotary import LIMIT, scaled_model
 
 from specdec_fast.integrations.transformers import RefusedCallError, attach, attached
 from specdec_fast.targets.tiny_models import tiny_model
@@ -96,6 +98,33 @@ def test_one_message_says_what_was_got_what_is_expected_and_a_way(name: str, mod
         call(model, settings(model))
     assert "pass fallback='transformers' to attach" in str(raised.value)
     assert len(call(model, {})) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "new"), [("phi3", (4, 9), 40), ("phi3", (9, 60), 5), ("dynamic", (60,), 9)]
+)
+def test_texts_whose_rotary_frequencies_change_on_the_way(kind: str, lengths: tuple[int, ...], new: int) -> None:
+    """A text that crosses the switch, a batch with prompts of both sides, and a scaling that moves with each token."""
+    model, width = attach(scaled_model(kind), max_length=LIMIT), max(lengths)
+    ids = torch.tensor([[0] * (width - length) + models.prompt(length) for length in lengths])
+    given = {"attention_mask": (ids != 0).long(), "do_sample": False, "pad_token_id": 0}
+    with pytest.raises(RefusedCallError, match=r"expected at most 40, since transformers changes the rotary"):
+        model.generate(ids, max_new_tokens=new, **given)
+    other = attach(scaled_model(kind), max_length=LIMIT, fallback="transformers")
+    own = scaled_model(kind)
+    assert torch.equal(other.generate(ids, max_new_tokens=new, **given), own.generate(ids, max_new_tokens=new, **given))
+    assert attached(other).engine.stats.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "new"), [("phi3", (4, 9), 31), ("phi3", (41, 60), 9), ("dynamic", (9,), 31)]
+)
+def test_texts_on_one_side_of_a_switch_are_decoded(kind: str, lengths: tuple[int, ...], new: int) -> None:
+    model, own, width = attach(scaled_model(kind), max_length=LIMIT), scaled_model(kind), max(lengths)
+    ids = torch.tensor([[0] * (width - length) + models.prompt(length) for length in lengths])
+    given = {"attention_mask": (ids != 0).long(), "do_sample": False, "pad_token_id": 0, "max_new_tokens": new}
+    assert torch.equal(model.generate(ids, **given), own.generate(ids, **given))
+    assert attached(model).engine.stats.steps > 0
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in ONLY_REFUSED])
