@@ -23,8 +23,8 @@ SNAPSHOT_DISTANCE = 1024
 class HybridCache(PagedCache):
     """Pages for attention layers, and one committed state per row for recurrent ones, behind the same verbs.
 
-    A released row starts again from an empty state. Earlier states of a row are not kept, so rows are not truncated.
-    Prompts share pages up to a place where a state was saved.
+    A released row starts again from an empty state. Earlier states of a row are not kept, so rows are truncated only by
+    records of their last tokens (`keep_history`). Prompts share pages up to a place where a state was saved.
 
     Args:
         states: States of the recurrent layers.
@@ -102,13 +102,23 @@ class HybridCache(PagedCache):
         Args:
             rows: B rows.
             lengths: Their present lengths.
+
+        Raises:
+            RuntimeError: If the states of a row were lost by an interruption, and it was not released since.
         """
+        lost = self.unsettled.intersection(rows)
+        if lost:
+            raise RuntimeError(
+                f"cache: got rows {sorted(lost)}, whose states were not written back; release them first"
+            )
         before = self.recurrent.read(rows)
+        self.unsettled.update(rows)
         try:
             yield
         finally:
             self.recurrent.write(rows, before)
             self._write_lengths(rows, lengths)
+            self.unsettled.difference_update(rows)
 
     def release(self, rows: Sequence[int]) -> None:
         """Frees all pages of rows, and forgets their history. Calling it twice is harmless."""
@@ -125,9 +135,11 @@ class HybridCache(PagedCache):
         for row, length in zip([int(row) for row in rows], [int(each) for each in lengths], strict=True):
             held = int(self.lengths[row])
             if length != held:
+                base = self.recurrent.earliest(row)
+                known = str(held) if base is None else f"0, or {base} to {held}"
                 raise ValueError(
-                    f"{verb}: got length {length} for row {row} of {held} tokens; expected {held}, since the states "
-                    "of recurrent layers cannot go back; release the row and compute it again"
+                    f"{verb}: got length {length} for row {row} of {held} tokens; expected {known}, since the states "
+                    "of recurrent layers cannot go back further; release the row and compute it again"
                 )
 
     def fork(self, source: int, row: int, length: int) -> bool:
@@ -148,6 +160,7 @@ class HybridCache(PagedCache):
         if not super().fork(source, row, length):
             return False
         self.recurrent.fork(source, row)
+        self.recurrent.save_present([row], [length])
         return True
 
     # -- pages that rows share by their names -------------------------------------------------------------------------
@@ -166,21 +179,37 @@ class HybridCache(PagedCache):
         return [*range((start // step + 1) * step, last, step), last]
 
     def snapshot(self, row: int) -> None:
-        """Copies the states of a row at its present length, which is a multiple of the page size."""
-        self._snapshots.setdefault(row, {})[int(self.lengths[row])] = self.recurrent.read([row])
+        """Copies the states of a row at its present length, which is a multiple of the page size.
+
+        Without memory nothing is saved, and earlier copies are dropped.
+        """
+        kept = self._snapshots.setdefault(row, {})
+        while len(kept) >= self.max_rows:
+            del kept[min(kept)]
+        try:
+            kept[int(self.lengths[row])] = self.recurrent.read([row])
+        except torch.OutOfMemoryError:  # nothing depends on it
+            self.drop_snapshots()
+
+    def drop_snapshots(self) -> None:
+        """Drops all states that were saved for other rows."""
+        self._snapshots.clear()
+        self.pages.drop_snapshots()
 
     def name_pages(self, row: int, names: Sequence[bytes], states: Sequence[Any] = ()) -> None:
-        """Names the first pages of a row, with the states that were copied at their ends.
+        """Names the first pages of a row up to the last one at whose end its states were copied.
 
         Args:
             row: The row. All tokens of these pages are committed.
             names: Names of the first pages (`PageNames.upto`).
             states: For each page, what else is kept with its name (`PageAllocator.states`).
         """
-        super().name_pages(row, names, states)
-        for length, copied in self._snapshots.pop(row, {}).items():
-            if length // self.page_size <= len(names):
-                self.pages.keep_snapshot(names[length // self.page_size - 1], copied, self.max_rows)
+        counts = {length // self.page_size: copied for length, copied in self._snapshots.pop(row, {}).items()}
+        last = max((count for count in counts if count <= len(names)), default=0)
+        super().name_pages(row, names[:last], states)
+        for count in sorted(counts):
+            if count <= last:
+                self.pages.keep_snapshot(names[count - 1], counts[count], self.max_rows)
 
     def find_pages(self, names: Sequence[bytes], *, with_states: bool = False) -> list[int]:
         """Returns the named pages with which a row can start: those up to the last one with saved states."""
@@ -196,6 +225,7 @@ class HybridCache(PagedCache):
         if pages:
             self.recurrent.write([row], self.pages.snapshot(pages[-1]))
             super().adopt(row, pages)
+            self.recurrent.save_present([row], [len(pages) * self.page_size])
 
 
 def make_cache(layers: Sequence[LayerShape], states: Sequence[WindowShape | StateShape], **options: Any) -> PagedCache:

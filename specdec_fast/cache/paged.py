@@ -43,13 +43,14 @@ class PagedCache:
         page_table: Pages of each row in order, int32 [max_rows, ceil(max_length / page_size)].
         lengths: Committed tokens of each row, int32 [max_rows].
         pages: The allocator of the pool.
+        unsettled: Rows with tokens of `provisional`. Between steps: rows where it was interrupted.
 
     Raises:
         ValueError: If `page_size` or `num_pages` is out of range, or if the pages do not fit into memory.
     """
 
     why_no_rollback: str | None = None
-    """Why rows cannot be truncated, and share no pages by their names; or None."""
+    """Why rows cannot be truncated to any length, or None."""
 
     def __init__(
         self,
@@ -81,10 +82,9 @@ class PagedCache:
         self._all = CacheTable([*self.keys, *self.values]) if layers else ()
         self.page_table = torch.zeros(max_rows, -(-max_length // page_size), dtype=torch.int32, device=device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        # a view of the same memory: reading items of tensors or numpy arrays is slower
-        on_host = self.device.type == "cpu"
-        self._host_lengths: memoryview | None = memoryview(self.lengths.numpy().data) if on_host else None
+        self._host_lengths = memoryview(self.lengths.numpy().data) if self.device.type == "cpu" else None  # quicker
         self._owned: list[list[int]] = [[] for _ in range(max_rows)]
+        self.unsettled: set[int] = set()
         self._owner: weakref.ref[object] | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -242,10 +242,12 @@ class PagedCache:
             rows: B rows.
             lengths: Their present lengths.
         """
+        self.unsettled.update(rows)
         try:
             yield
         finally:
             self.rollback(rows, lengths)
+            self.unsettled.difference_update(rows)
 
     def set_lengths(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Sets the lengths of rows. Nodes that were staged behind the committed tokens may become committed.
@@ -317,7 +319,7 @@ class PagedCache:
 
     def page_names(self, salt: str = "", kind: str = "") -> PageNames:
         """Returns the names of a text's pages. Texts with different salts or kinds (`prefix_kind`) share no page."""
-        return PageNames(self.page_size, f"{salt}\0{kind}" if kind else salt)
+        return PageNames(self.page_size, salt, kind)
 
     def find_pages(self, names: Sequence[bytes], *, with_states: bool = False) -> list[int]:
         """Returns the named pages with which a row can start (`PageAllocator.find`)."""
@@ -372,6 +374,7 @@ class PagedCache:
     def release(self, rows: Sequence[int]) -> None:
         """Frees all pages of rows. Calling it twice is harmless."""
         for row in rows:
+            self.unsettled.discard(row)
             self.lengths[row] = 0
             owned, self._owned[row] = self._owned[row], []
             if owned:

@@ -164,6 +164,10 @@ class PageAllocator:
         self._snapshots.move_to_end(name)
         return self._snapshots[name]
 
+    def drop_snapshots(self) -> None:
+        """Drops all snapshots. Pages keep their names."""
+        self._snapshots.clear()
+
     def upto_snapshot(self, pages: Sequence[int]) -> list[int]:
         """Returns the first of these named pages, up to the last one with a snapshot."""
         count = next((at for at in range(len(pages), 0, -1) if self._name_of[pages[at - 1]] in self._snapshots), 0)

@@ -23,6 +23,7 @@ class PageNames:
     Args:
         page_size: Tokens per page.
         salt: Texts with different salts never have equal names.
+        kind: Nor have texts of different kinds, whose keys are computed in different ways.
 
     Attributes:
         salt: The salt.
@@ -30,10 +31,12 @@ class PageNames:
 
     __slots__ = ("_names", "_page_size", "_start", "salt")
 
-    def __init__(self, page_size: int, salt: str = "") -> None:
+    def __init__(self, page_size: int, salt: str = "", kind: str = "") -> None:
         self.salt = salt
         self._page_size = page_size
-        self._start = blake2b(salt.encode("utf-8", "surrogatepass"), key=_KEY, digest_size=_SIZE).digest()
+        fields = [text.encode("utf-8", "surrogatepass") for text in (kind, salt)]
+        start = len(fields[0]).to_bytes(8, "little") + b"".join(fields)  # a salt may contain anything
+        self._start = blake2b(start, key=_KEY, digest_size=_SIZE).digest()
         self._names: list[bytes] = []
 
     def upto(self, tokens: Sequence[int], length: int) -> list[bytes]:

@@ -18,7 +18,9 @@ from specdec_fast.core.device_transfer import host_to_device, table_to_device
 from specdec_kernels import state_commit, window_commit
 
 LONGEST_HISTORY = 64
-"""Tokens of a row after which its state is saved anew. No draft is longer, and a pass of more is a prompt."""
+"""Tokens of a row after which its state is saved anew. A pass of more keeps no records: it reads prompts."""
+_UNKNOWN = 2**62
+"""Base of a row whose saved state is being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class RecurrentStates:
             self._saved = {place: each.clone() for place, each in {**self.windows, **self.states}.items()}
 
     def end_advance(self, rows: Tensor, lengths: Tensor, offsets: Tensor) -> None:
-        """Keeps the records of a pass that was committed at once. Those of a long prompt are dropped.
+        """Keeps the records of a pass that was committed at once. Without records its rows are saved.
 
         Args:
             rows: Row of each request, int32 [B].
@@ -181,11 +183,14 @@ class RecurrentStates:
         if not self.keeps_history:
             return
         owners, starts, ends = rows.tolist(), lengths.tolist(), offsets.tolist()
+        if not self.inputs and not self.records:
+            self._save(owners, [start + end - first for start, first, end in zip(starts, ends, ends[1:])])
+            return
         self._history.append(AdvancedPass(owners, starts, ends, dict(self.inputs), dict(self.records)))
         self.begin()
         counts = [end - first for first, end in zip(ends, ends[1:])]
         grown = {row: start + count for row, start, count in zip(owners, starts, counts)}
-        long = [row for row, count in zip(owners, counts) if count > LONGEST_HISTORY or self._spans(row, grown[row], 4)]
+        long = [row for row in owners if self._spans(row, grown[row], 4)]
         self._save(long, [grown[row] for row in long])
 
     def settle(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
@@ -197,6 +202,15 @@ class RecurrentStates:
         """
         long = {row: length for row, length in zip(rows, lengths) if self._spans(row, length, 1)}
         self._save(list(long), list(long.values()))
+
+    def save_present(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Saves rows whose states were written from elsewhere, at their present lengths."""
+        if self.keeps_history:
+            self._save(rows, lengths)
+
+    def earliest(self, row: int) -> int | None:
+        """Returns the smallest length besides 0 to which a row can be rolled back, or None if none is known."""
+        return self._bases[row] if self.keeps_history and self._bases[row] != _UNKNOWN else None
 
     def _spans(self, row: int, length: int, times: int) -> bool:
         """Whether more tokens than the longest history, or some times as many, are behind the saved state of a row."""
@@ -247,6 +261,7 @@ class RecurrentStates:
         """Saves the present states of rows, and drops passes that no row needs any more."""
         if not rows:
             return
+        self.forget(rows, [_UNKNOWN] * len(rows))  # first: an interruption leaves no wrong base
         places = host_to_device(rows, torch.int64, next(iter(self._saved.values())).device)
         for place, each in {**self.windows, **self.states}.items():
             self._saved[place][places] = each[places]

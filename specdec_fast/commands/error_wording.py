@@ -42,7 +42,6 @@ OF_CODE = {
     "leave weights out": "leave --weights out",
     "fused_forward: got True, but": "--fused-forward: cannot be met:",
     "(compile=True serves every model)": "(--compile serves every model)",
-    "set config.rope_parameters to": "set rope_parameters of config.json to",
     "try drafter auto, a smaller num_draft_tokens or budget goodput": (
         "try --drafter auto, a smaller --draft-tokens or --budget goodput"
     ),

@@ -123,7 +123,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
             log.warning("rule %s: texts do not have the target's distribution", self.rule.name)
         device = self.state.device
         proposals = get_cuda_graph_proposals(drafter, self.state.max_rows)
-        parts = proposals, self.rule, policy
+        parts = proposals, self.rule, policy, target.cache
         self._graph_ineligible_reasons = engine_ineligible_reasons(step_mode, device, *parts)
         self._graph_ineligible_reasons += self._lockstep.why_no_graph()
         self._failures = CaptureFailures()
@@ -260,6 +260,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
         grad_off = nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode()
         with grad_off, without_autocast(self.state.device), self._lockstep.guarding():
             clock = Clock()
+            self._requeue_unsettled()
             self._cancel_abandoned()
             for handle in [each for each in self._running.values() if each.finished]:  # the last step was interrupted
                 self._retire(handle)
@@ -294,6 +295,8 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
         rng, sampling = state.rng(rows), state.sampling(rows)
         with clock.time("propose"):
             draft = self._drafter_runner.propose(state, rows, rng)
+        if self._requeue_unsettled():
+            return
         with clock.time("plan"):
             plan = draft.get_plan()
         self._lockstep.compare(Stage.SCORE, self._queue, self._running, draft)
@@ -328,6 +331,13 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
         finally:
             self._account_and_retire(handles, clock)
 
+    def _requeue_unsettled(self) -> bool:
+        """Returns all requests to the queue if a drafter could not take its tokens out of the target's cache."""
+        found = bool(getattr(self._cache, "unsettled", None))
+        if found:
+            self._requeue_running()
+        return found
+
     def _graph_step(self, ready: dict[int, Handle], clock: Clock) -> None:
         """Launches a CUDA-graph step and reads the one before it."""
         continues = any(handle.remaining > self._graph_runner.pending_steps(handle) for handle in ready.values())
@@ -336,7 +346,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
                 with clock.time("score"):
                     self._graph_runner.launch(ready)
             except BaseException as error:  # the device may have run a part of the step
-                self._drain_pending(clock)
+                self._drain_pending(clock, failed=True)
                 if not isinstance(error, Exception):
                     raise
                 log.error("%s", self._failures.record_failure(self._graph_runner.capacity, error), exc_info=error)
@@ -360,12 +370,12 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
             self._requeue_running()
             raise
 
-    def _drain_pending(self, clock: Clock | None = None) -> None:
-        """Reads all pending steps and returns all rows to `sync` steps."""
+    def _drain_pending(self, clock: Clock | None = None, *, failed: bool = False) -> None:
+        """Reads all pending steps and returns all rows to `sync` steps, after a launch that failed or otherwise."""
         while self._graph_runner.pending:
             self._read_pending()
         self._account_and_retire(list(self._ready().values()), clock or Clock())
-        if self._graph_runner.suspend():
+        if self._graph_runner.suspend(failed):
             self._requeue_running()
 
     def _prepare_for_warmup(self) -> None:

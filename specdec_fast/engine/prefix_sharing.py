@@ -98,6 +98,7 @@ class PrefixSharing:
             for joining in self._joining.values():  # some of their keys were computed before
                 joining.pending = None
             self._cache.pages.forget()
+            getattr(self._cache, "drop_snapshots", lambda: None)()
 
     def begin_busy_time(self) -> None:
         """Notes that requests begin after none were running, so that weights may have changed in between."""

@@ -52,7 +52,6 @@ class Scheduler(ABC):
         self._queue: deque[Handle] = deque()
         self._running: dict[int, Handle] = {}  # by row, in order of admission
         self._prefixes = PrefixSharing(target, self.needs, prefix_sharing)
-        self._note_longest = getattr(target, "begin_row", None)
         self._prefill = Prefill(target, self._prefixes.aux_hidden_states, self.state.device)
 
     @property
@@ -146,17 +145,15 @@ class Scheduler(ABC):
             params = self._drafter_runner.params_with_request_key(handle)
             salt = self._prefixes.salt_of(handle)
             row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids, salt)
-            stored, points = (
-                self._prefixes.num_tokens(pages),
-                self._prefixes.snapshot_points(handle, pages, len(tokens) - 1),
-            )
+            stored = self._prefixes.num_tokens(pages)
+            points = self._prefixes.snapshot_points(handle, pages, len(tokens) - 1)
             self._prefill.add(row, handle, tokens[stored:-1], [point - stored for point in points or ()])
             handle.row, self._running[row] = row, handle
             self._queue.remove(handle)
             self._prefixes.join(handle, row, tokens, pages)
             self._cache.reserve(row, length)
-            if self._note_longest is not None:
-                self._note_longest(row, self.state.longest(row))
+            if (begin_row := getattr(self.target, "begin_row", None)) is not None:
+                begin_row(row, self.state.longest(row))
 
     def _next_queued(self, only: Collection[Handle] | None) -> Handle | None:
         """Returns the first queued request that may run."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.cache.hybrid import HybridCache, make_cache
+from specdec_fast.cache.recurrent_states import LONGEST_HISTORY
 from specdec_fast.core.autocast import without_autocast
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
@@ -262,8 +263,8 @@ class HuggingFaceTarget(ModelAccess):
     def begin_row(self, row: int, longest: int) -> None:
         """Notes how long the text of a new request may become, which decides its rotary frequencies.
 
-        Only models with rotary scaling `longrope` or `dynamic` read it. Without it, a row is taken for one that may
-        fill the context.
+        Only models with rotary scaling `longrope` or `dynamic` read it. It holds until the next call for this row. A
+        row without any is taken for one that may fill the context.
 
         Args:
             row: A row without tokens.
@@ -316,7 +317,8 @@ class HuggingFaceTarget(ModelAccess):
         states = self.cache.recurrent
         if not advance or states.keeps_history:
             states.begin()
-        return MixerPass(states, self._places, rows, slots.lengths, slots.offsets, parents, advance)
+        keeps = not advance or (states.keeps_history and len(slots.positions) <= LONGEST_HISTORY)
+        return MixerPass(states, self._places, rows, slots.lengths, slots.offsets, parents, advance, keeps)
 
     def _by_layer(self, parts: list[Any], default: Any = None) -> list[Any]:
         """Places what belongs to attention at the layers that have one."""

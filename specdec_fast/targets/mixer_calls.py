@@ -29,11 +29,7 @@ class Pass(Protocol):
 
     states: RecurrentStates
     advance: bool
-
-    @property
-    def keeps_records(self) -> bool:
-        """Whether nodes leave records: they are committed later, or may be rolled back."""
-        ...
+    keeps_records: bool
 
     @property
     def tree(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -61,6 +61,7 @@ class MixerPass:
         offsets: First node of each request, int32 [B + 1].
         parents: Parent of each node by its index in its tree, int32 [M]; None for chains.
         advance: Commit the nodes at once.
+        keeps_records: Whether nodes leave records: they are committed later, or may be rolled back.
         hidden_states: Hidden states of this pass, by name, for models that hand no context on to their layers.
         mixer: The mixer that runs now.
         calls: Calls of this mixer so far, by name.
@@ -74,15 +75,11 @@ class MixerPass:
     offsets: Tensor
     parents: Tensor | None
     advance: bool
+    keeps_records: bool = True
     hidden_states: dict[str, Tensor] = field(default_factory=dict)
     mixer: int = -1
     calls: Counter[str] = field(default_factory=Counter)
     layer: int | None = None
-
-    @property
-    def keeps_records(self) -> bool:
-        """Whether nodes leave records: they are committed later, or may be rolled back."""
-        return not self.advance or self.states.keeps_history
 
     @property
     def tree(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -260,3 +260,11 @@ def test_the_ledger_is_untouched_by_names() -> None:
     ledger.step({0: [-1, 0, 0, 1, 3, 4, 5, 6]}, {0: [0, 1, 3, 4, 5, 6]})
     ledger.cache.name_pages(0, names([1] * 6))
     ledger.check()
+
+
+def test_kinds_and_salts_cannot_stand_for_each_other() -> None:
+    """A client chooses its salt, and so must not be able to choose the kind of its keys."""
+    text = list(range(8))
+    pairs = [("", "long"), ("\0long", ""), ("long", ""), ("\0", "long"), ("g", "lon"), ("", "")]
+    names = [PageNames(4, salt, kind).upto(text, 8)[0] for salt, kind in pairs]
+    assert len(set(names)) == len(names)

@@ -47,13 +47,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.std() * 0.08)
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     everyone = {
         "target": (target, _letters()),
         "draft": (draft, _letters()),
         "stranger": (draft, _letters(shift=1)),
         "bare": (target, None),
-        "dynamic": (tiny_model("llama", rope_parameters=rope), _letters()),
     }
     for name, (model, tokenizer) in everyone.items():
         model.save_pretrained(root / name)

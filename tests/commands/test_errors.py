@@ -25,7 +25,6 @@ CASES = [
     (["generate", "x", "--model", "{broken}"], ["model: got", "expected"]),
     (["generate", "x", "--model", "{cut}"], ["model: got", "expected"]),
     (["generate", "x", "--model", "{partial}"], ["weights lack 1 tensors", "lm_head.weight"]),
-    (["generate", "x", "--model", "{dynamic}"], ["rotary scaling 'dynamic'", "set rope_parameters of config.json to"]),
     (
         ["generate", "x", "--model", "{target}", "--draft", "{stranger}"],
         ["tokenizer differs", "same vocabulary"],

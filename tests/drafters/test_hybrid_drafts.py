@@ -84,3 +84,30 @@ def test_a_long_text_is_not_read_again() -> None:
     assert fed[0] in (99, 100) and max(fed[1:]) <= 6, fed
     records = sum(each.offsets[-1] for each in draft.cache.recurrent._history)
     assert records <= 2 * LONGEST_HISTORY
+
+
+def test_prompts_beside_each_other_leave_no_records() -> None:
+    """A long prompt and a short one are read in one pass, which leaves no records; both rows go back afterwards."""
+    target = HuggingFaceTarget(hybrid_models.model("bamba"), max_rows=4)
+    steps, cache = Stepper(target), target.cache
+    cache.keep_history()
+    prompts = [models.prompt(100, 90), [3, 4, 5]]
+    cache.release([0, 1, 2, 3])
+    for row in (0, 1):
+        assert cache.reserve(row, 128)
+    bounds = torch.tensor([0, 100, 103], dtype=torch.int32)
+    target.extend(hybrid_models.int32(0, 1), torch.tensor([*prompts[0], *prompts[1]]), bounds, logits=False)
+    assert not cache.recurrent._history and cache.recurrent._bases[:2] == [100, 3]
+    for row in (0, 1):
+        for token in (7, 8, 9):
+            steps.feed(row, [token])
+    cache.rollback([0, 1], [101, 4])
+    for row in (0, 1):
+        cache.release([2])
+        assert cache.reserve(2, 128)
+        steps.feed(2, prompts[row])
+        steps.feed(2, [7])
+        assert equal(steps.states(row), steps.states(2))
+    with pytest.raises(ValueError, match="expected 0, or 101 to 101"):
+        cache.rollback([0], [99])
+    target.close()

@@ -10,6 +10,7 @@ import pytest
 from oracles import heads, hybrid_models, models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
+from specdec_fast.cache.recurrent_states import RecurrentStates
 from specdec_fast.drafters import drafter_names, make_drafter, takes_draft
 from specdec_fast.heads.checkpoint_mtp import save_mtp
 from specdec_fast.heads.mtp import build_mtp_head
@@ -98,4 +99,32 @@ def test_a_target_that_drafts_for_itself_is_right(name: str, family: str) -> Non
     engine = Engine(own, drafter)
     assert [list(each.tokens) for each in engine.generate([list(each) for each in PROMPTS], greedy)] == want
     assert engine.stats.tau > 4
+    own.close()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_drafts_that_were_interrupted_leave_no_states(
+    error: type[BaseException], monkeypatch: Any, faults: Any
+) -> None:
+    """layer_skip cannot write the states back. Its rows are computed again, and their texts stay."""
+    own = HuggingFaceTarget(hybrid_models.model("bamba"), max_rows=5)
+    greedy = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
+    want = [list(each.tokens) for each in Engine(own).generate([list(each) for each in PROMPTS[:2]], greedy)]
+    engine = Engine(own, make_drafter("layer_skip", {"stop": "fixed"}, target=own))
+    handles = [engine.submit(list(each), greedy) for each in PROMPTS[:2]]
+    write, calls = RecurrentStates.write, []
+
+    def failing(self: RecurrentStates, *given: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise error("no more")
+        write(self, *given)
+
+    monkeypatch.setattr(RecurrentStates, "write", failing)
+    while not engine.idle:
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            assert own.cache.unsettled
+    assert len(calls) >= 2 and [list(handle.tokens) for handle in handles] == want and not own.cache.unsettled
     own.close()

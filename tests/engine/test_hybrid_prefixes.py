@@ -12,6 +12,7 @@ from oracles import hybrid_models, models
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_fast.cache import hybrid
 from specdec_fast.cache.hybrid import HybridCache
+from specdec_fast.cache.recurrent_states import RecurrentStates
 
 FAMILIES = ("qwen3_next", "bamba", "mamba", "lfm2")
 GREEDY = SamplingParams(temperature=0, max_new_tokens=10, ignore_eos=True)
@@ -128,4 +129,28 @@ def test_short_prompts_save_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     own = target("lfm2")
     _, cached = conversation(Engine(own))
     assert cached == [0, 0, 0] and not own.cache.pages._snapshots
+    own.close()
+
+
+def test_without_memory_nothing_is_saved_and_texts_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = target("bamba")
+    want, _ = conversation(Engine(own, prefix_sharing=False))
+
+    def failing(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(RecurrentStates, "read", failing)
+    assert conversation(Engine(own)) == (want, [0, 0, 0])
+    own.close()
+
+
+def test_a_prompt_keeps_no_more_states_than_rows_and_names_no_page_behind_them() -> None:
+    own = target("mamba", rows=1)
+    engine, cache, most = Engine(own), own.cache, 0
+    handle = engine.submit([*range(1, 91)], SamplingParams(temperature=0, max_new_tokens=30, ignore_eos=True))
+    while not engine.idle:
+        engine.step()
+        most = max(most, *(len(each) for each in cache._snapshots.values()), 0)
+    assert most <= 1 and len(cache.pages._snapshots) == 1
+    assert len(handle.tokens) == 30 and cache.pages.num_named == 22, "88 of 89 tokens, and none that were generated"
     own.close()

@@ -210,7 +210,7 @@ def root_is_cached_twice(patch: Patch) -> None:
     """Prefill stores the root too, and the step stages it again."""
     add = Prefill.add
 
-    def broken(self: Prefill, row: int, handle: Handle, tokens: Sequence[int]) -> None:
+    def broken(self: Prefill, row: int, handle: Handle, tokens: Sequence[int], _snapshots: Any = ()) -> None:
         add(self, row, handle, [*tokens, [*handle.prompt, *handle.tokens][-1]])
 
     patch.setattr(Prefill, "add", broken)

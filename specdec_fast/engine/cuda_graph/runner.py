@@ -165,10 +165,13 @@ class CudaGraphRunner:
         if not self._entered:
             self._pending.clear()
 
-    def suspend(self) -> list[int]:
+    def suspend(self, failed: bool = False) -> list[int]:
         """Returns all rows to `sync` steps. No step may be pending.
 
         Caches are rolled back to the host's texts, since a step that failed may have stored more.
+
+        Args:
+            failed: A launch has failed, so that states of recurrent layers may have moved without their lengths.
 
         Returns:
             Rows whose cache cannot go back so far. They must be computed again.
@@ -178,7 +181,7 @@ class CudaGraphRunner:
             self._drafter_runner.leave(self._proposals, self._state, rows)
         self._state.withdraw(rows)
         stored = [self._state.length(row) - 1 for row in rows]
-        lost = self._rows_beyond(rows, stored)
+        lost = self._lost_rows(rows, stored, failed)
         if not lost:
             at, lengths = (host_to_device(values, torch.int32, self._state.device) for values in (rows, stored))
             self._target.cache.rollback(at, lengths)
@@ -187,11 +190,13 @@ class CudaGraphRunner:
         self.memory_freed = False
         return lost
 
-    def _rows_beyond(self, rows: list[int], lengths: list[int]) -> list[int]:
-        """Rows that hold more than these lengths in a cache that cannot be rolled back."""
+    def _lost_rows(self, rows: list[int], lengths: list[int], failed: bool) -> list[int]:
+        """Rows that may hold more than these lengths in a cache that cannot be rolled back."""
         cache = self._target.cache
         if not rows or getattr(cache, "why_no_rollback", None) is None:
             return []
+        if failed:
+            return rows
         held = cache.lengths[host_to_device(rows, torch.int64, self._state.device)].tolist()
         return [row for row, length, found in zip(rows, lengths, held, strict=True) if found != length]
 

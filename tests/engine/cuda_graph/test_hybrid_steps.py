@@ -44,15 +44,18 @@ def test_a_step_can_be_captured_and_texts_are_those_of_plain_decoding(
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba"])
-@pytest.mark.parametrize("after", ["target", "commit"])
+@pytest.mark.parametrize("after", ["target", "states", "commit"])
 def test_rows_whose_states_are_ahead_are_computed_again(
     family: str, after: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, faults: Any
 ) -> None:
-    """A step fails before or after the cache has moved. Its rows begin anew, and their texts stay."""
+    """A step fails before the cache has moved, between its states and its lengths, or after it. Texts stay."""
     target = HuggingFaceTarget(hybrid_models.model(family), max_rows=5)
     want = texts(Engine(target))
     engine = Engine(target, drafter(), step_mode="graph")
-    owner, name = (target, "score") if after == "target" else (target.cache, "commit")
+    places: dict[str, tuple[Any, str]] = {
+        "target": (target, "score"), "states": (target.cache.recurrent, "commit"), "commit": (target.cache, "commit"),
+    }  # fmt: skip
+    owner, name = places[after]
     own, calls = getattr(owner, name), []
 
     def failing(*given: Any, **named: Any) -> Any:
