@@ -123,7 +123,7 @@ class Engine(Scheduler, TextMethods, ChatMethods, ExplanationMethods, Closeable)
             log.warning("rule %s: texts do not have the target's distribution", self.rule.name)
         device = self.state.device
         proposals = get_cuda_graph_proposals(drafter, self.state.max_rows)
-        parts = proposals, self.rule, policy, target.cache
+        parts = proposals, self.rule, policy
         self._graph_ineligible_reasons = engine_ineligible_reasons(step_mode, device, *parts)
         self._graph_ineligible_reasons += self._lockstep.why_no_graph()
         self._failures = CaptureFailures()

@@ -15,7 +15,7 @@ from oracles.recurrent_batches import GATES, check_bits, int32, make_layer, make
 
 from specdec_kernels import state_commit, use_backend, window_commit
 
-BACKENDS = [backend.name for backend in state_commit.backends]
+BACKENDS = [each.name for each in state_commit.backends if "triton" not in each.name]  # see tests/interpreter
 
 
 @pytest.fixture(params=BACKENDS)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec_kernels import tree_conv, use_backend, window_commit
 
-BACKENDS = [backend.name for backend in tree_conv.backends]
+BACKENDS = [each.name for each in tree_conv.backends if "triton" not in each.name]  # see tests/interpreter
 CHANNELS, REACH = (1, 7, 16, 24, 40, 64, 130), (4, 2, 3, 1)
 
 

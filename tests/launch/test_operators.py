@@ -110,6 +110,19 @@ def test_other_architectures_launch(architecture: str, op: str) -> None:
             launched(gpu, op, on_gpu(op, replace(SMALL, dtype=dtype), case))
 
 
+@pytest.mark.parametrize("case", ["", "gates of channels", "prompt"])
+@pytest.mark.parametrize("op", ["tree_delta", "tree_ssm"])
+def test_recurrences_launch_node_after_node_on_request(gpu: simulated_gpu.Gpu, op: str, case: str) -> None:
+    """The other form of a recurrence: one launch, and results of the same shapes."""
+    call = on_gpu(op, SMALL, case)
+    gpu.clear()
+    with use_backend(**{op: "triton_sequence"}):
+        found = OPS[op](*call.arguments, **call.options)
+    assert [launch.kernel for launch in gpu.launches] == [f"{op}.triton_kernel:follow_nodes"]
+    assert OPS[op].last_backend == "triton_sequence" and gpu.host_reads == gpu.uploads == []
+    assert next(tensors_in(found)).shape == call.arguments[2].shape
+
+
 def test_the_dispatcher_reaches_the_same_launches(gpu: simulated_gpu.Gpu) -> None:
     """torch.ops.specdec.* on tensors of a GPU, as compiled programs call it."""
     served: list[str] = []

@@ -1,6 +1,6 @@
 """Machine code of every Triton kernel, compiled without a GPU, against recorded ceilings: `make lane-compile`.
 
-A usual run compiles pairs of variant and architecture marked `everyday`, at most 40. With SPECDEC_KERNELS_FULL=1
+A usual run compiles pairs of variant and architecture marked `everyday`, at most 48. With SPECDEC_KERNELS_FULL=1
 (`make kernels-full`) it compiles every variant for every architecture.
 """
 
@@ -23,10 +23,10 @@ pytestmark = [
     pytest.mark.skipif(machine_code.unavailable_reason() is not None, reason=str(machine_code.unavailable_reason())),
 ]
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
-MOST_EVERYDAY = 40
+MOST_EVERYDAY = 48
 VERSIONS = ("3.9", "3.7", "3.6")
 """Minor versions of Triton with which nothing may spill on sm_90."""
-SPILLING = {"3.8": 7}
+SPILLING = {"3.8": 8}
 """Those with which so many variants do, by a few instructions."""
 VARIANTS = variants() if machine_code.unavailable_reason() is None else []
 EVERYDAY = [(variant, each) for variant in VARIANTS for each in variant.everyday]

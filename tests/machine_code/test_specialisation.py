@@ -35,6 +35,7 @@ DEVICE = 77
 PLACES = {
     "attention_plan": "tree_attention.stream_k", "kv_commit_scratch": "kv_commit.launch",
     "kv_commit_pages": "kv_commit.launch", "rejection_verify_logits": "rejection_verify.launch",
+    "window_commit": "state_commit.launch",
 }  # fmt: skip
 OPERATORS = sorted(op for op in SAMPLES if any(each.name == "triton" for each in OPS[op].backends))
 CALLS = [(op, case) for op in OPERATORS for case in cases(op) if op != "tree_attention" and "thresholds" not in op]

@@ -52,6 +52,20 @@ def grown() -> Call:
     return replace(call, arguments=(*call.arguments[:5], growth), options={"level": 1, "width": 4, **keys})
 
 
+def scanned() -> Call:
+    """The recurrence of Mamba-1, which runs node after node."""
+    call = make_sample("tree_ssm", SIZES)
+    query, key, value, _, state, *where = call.arguments
+    decay = -torch.rand(state.shape[1:])
+    return replace(call, arguments=(query, key, value, torch.rand(value.shape), state, *where, decay))
+
+
+def convolved() -> Call:
+    """The convolution of a prompt."""
+    call = make_sample("tree_conv", SIZES)
+    return replace(call, arguments=(*call.arguments[:7], None), options=call.options | {"advance": True})
+
+
 NUMBERS = {"distribution_stats", "draft_sample", "replay_sample"}
 """Operators whose integers are numbers and no places."""
 PARTS = {"rejection_verify_logits", "recursive_rejection_thresholds", "traversal_thresholds"}
@@ -59,7 +73,7 @@ PARTS = {"rejection_verify_logits", "recursive_rejection_thresholds", "traversal
 PLAIN = (
     "tree_attention", "attention_plan", "kv_stage", "kv_slots", "kv_commit", "kv_commit_scratch", "kv_commit_pages",
     "tree_plan", "tree_expand", "tree_grow", "exact_match_verify", "replay_verify", "typical_verify", "ngram_match",
-    "process_logits_overlay",
+    "process_logits_overlay", "tree_conv", "tree_delta", "tree_ssm", "state_commit", "window_commit",
 )  # fmt: skip
 CASES: dict[str, Callable[[], Call]] = {
     **{name: partial(make_sample, name, SIZES) for name in PLAIN},
@@ -71,4 +85,6 @@ CASES: dict[str, Callable[[], Call]] = {
     "process_logits": processed,
     "tree_attention with a window": windowed,
     "tree_grow on the second level": grown,
+    "tree_ssm with gates of elements": scanned,
+    "tree_conv that advances": convolved,
 }

@@ -259,3 +259,16 @@ def check_prompts(gate: str, delta: bool) -> None:
             assert torch.equal(torch.cat([front[0], back[0]]), outputs)
             assert torch.equal(torch.cat([front[1], back[1]]), added)
             assert torch.equal(own.nan_to_num(7), state.nan_to_num(7))
+
+
+def check_empty_rows(gate: str, delta: bool) -> None:
+    """Prompts of a batch in which a request has no node: its state stays, and the others are those of one request."""
+    trees = Trees([3, 0, 2], [-1] * 5, [0, 5, 5], [2, 0, 3], 0)
+    layer = make_layer(5, trees, gate, delta)
+    state, want = layer.state.clone(), layer.state.clone()
+    outputs, _ = layer.run(state, *trees.tensors, advance=True)
+    for part, row, length in ((slice(0, 3), 2, 0), (slice(3, 5), 3, 5)):
+        alone = int32([row]), int32([length]), int32([0, part.stop - part.start])
+        found, _ = layer.of(part).run(want, *alone, advance=True)
+        assert torch.equal(outputs[part], found)
+    assert torch.equal(state.nan_to_num(7), want.nan_to_num(7))

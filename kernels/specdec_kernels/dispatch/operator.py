@@ -58,7 +58,7 @@ class Backend:
     """One implementation of an operator.
 
     Attributes:
-        name: Such as "cpu", "cuda" or "triton".
+        name: Such as "cpu", "cuda", "triton", or "triton_sequence" for another form of the latter.
         load: Returns the callable, which has the parameters of the operator. It is imported on first use.
         why_not: Takes the arguments of a call. Returns one sentence that says why this backend cannot serve it, or
             None. It reads shapes, dtypes and devices only, because its result is cached per signature (see `Op`).
@@ -324,7 +324,7 @@ class Op:
                     self._warn_fallback("; ".join(reasons))
                 run = backend.load()
                 run = debug_mode.with_logits_check(self.name, self.reference, run) if debug_mode.ENABLED else run
-                return backend.name, self.with_data_check(run) if backend.name in ("cuda", "triton") else run
+                return backend.name, self.with_data_check(run) if backend.name.startswith(("cuda", "triton")) else run
             reasons.append(f"{backend.name}: {reason}")
         verdicts = [
             f"{b.name}: {self._reason_against(b, args, kwargs) or 'can serve this call'}" for b in self.backends

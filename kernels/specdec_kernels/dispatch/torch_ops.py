@@ -226,6 +226,32 @@ def _tree_grow(*args: Any) -> tuple[Tensor, ...]:
     return tokens, parents, counts, *_plan_tensors(plan)
 
 
+def _tree_conv(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    parents: Tensor | None = None,
+    silu: bool = False,
+    advance: bool = False,
+    isa: int = 0,
+) -> Any:
+    given = (inputs, weight, bias, window, rows, lengths, offsets, parents)
+    return _find_launch("tree_conv")(*given, "silu" if silu else None, advance)
+
+
+def _without_isa(place: str, most: int) -> Callable[..., Any]:
+    """Passes the arguments of a schema on, but not `isa`, which comes after `most` others."""
+
+    def run(*args: Any, isa: int = 0, **named: Any) -> Any:
+        return _find_launch(place)(*args[:most], **named)
+
+    return run
+
+
 LAUNCHES: dict[str, Callable[..., Any]] = {
     "distribution_stats": _pass_through("distribution_stats"),
     "dist_masses": _pass_through("distribution_stats", masses=True),
@@ -255,6 +281,11 @@ LAUNCHES: dict[str, Callable[..., Any]] = {
         *args[:8], **_attention_options(args), return_lse=True
     ),
     "tree_attention_out": _attention_out,
+    "tree_conv": _tree_conv,
+    "tree_delta": _without_isa("tree_delta", 11),
+    "tree_ssm": _without_isa("tree_ssm", 11),
+    "state_commit": _without_isa("state_commit", 8),
+    "window_commit": _pass_through("state_commit:window_commit"),
 }
 """Launch that serves each operator of torch.ops.specdec on a GPU, by name."""
 

@@ -138,7 +138,8 @@ def installed(gpu: Gpu, true_results: bool) -> Iterator[None]:
     for op, backends in former.items():
         if true_results:
             op.backends = [
-                replace(each, load=_loading(gpu, op, each.load)) if each.name == "triton" else each for each in backends
+                replace(each, load=_loading(gpu, op, each.load)) if each.name.startswith("triton") else each
+                for each in backends
             ]
         op.clear_choices()
     try:

@@ -247,7 +247,7 @@ def _why_not(name: str, backend: str, call: Call) -> str | None:
     }  # every backend accepts it: see Op
     with use_backend(backend):
         reason = next(row.reason for row in OPS[name].explain(*call.arguments, **options) if row.backend == backend)
-    return INTERPRETER_UNRELIABLE if reason is None and backend == "triton" and INTERPRETED else reason
+    return INTERPRETER_UNRELIABLE if reason is None and backend.startswith("triton") and INTERPRETED else reason
 
 
 def _compare(

@@ -19,6 +19,7 @@ from ..ops.process_logits_overlay import process_logits_overlay
 from ..ops.tree_grow import Growth, tree_grow
 from ..overlay import Overlay
 from .samples_attention import Call, Sizes, attention, drafting, int32, random, size_of, to_default_device
+from .samples_recurrent import RECURRENT_OPTIONS
 from .samples_verify import (
     chain,
     chain_logits,
@@ -225,6 +226,7 @@ def pairs(sizes: Sizes) -> Call:
 
 
 OPTIONS: dict[str, dict[str, Make]] = {
+    **RECURRENT_OPTIONS,
     "tree_attention": {
         "window": partial(attention_with, window=9),
         "softcap": partial(attention_with, softcap=5.0),

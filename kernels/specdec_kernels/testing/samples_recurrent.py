@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -72,6 +75,35 @@ def window_moves(sizes: Sizes) -> Call:
     return Call((window, inputs, *_path(sizes)), {}, (window,), bytes=2 * size_of(window), increments=0)
 
 
+def with_gates(make: Callable[[Sizes], Call], kind: str) -> Callable[[Sizes], Call]:
+    """The same call with a gate for each channel of a key, or for each element of the state (`tree_ssm`)."""
+
+    def made(sizes: Sizes) -> Call:
+        call = make(sizes)
+        value, options = call.arguments[2], dict(call.options)
+        gates = random(sizes, *value.shape).float().abs()  # states are square: as many key channels as columns
+        if kind == "elements":
+            options["decay"] = -random(sizes, *value.shape[1:], value.shape[2]).float().abs()
+        else:
+            gates = -gates
+        return replace(call, arguments=(*call.arguments[:3], gates, *call.arguments[4:]), options=options)
+
+    return made
+
+
+def as_prompt(make: Callable[[Sizes], Call]) -> Callable[[Sizes], Call]:
+    """The same call with chains whose states or windows advance."""
+
+    def made(sizes: Sizes) -> Call:
+        call = make(sizes)
+        (state,) = call.writes
+        place = next(at for at, each in enumerate(call.arguments) if each is state)
+        options = {**call.options, "advance": True}
+        return replace(call, arguments=(*call.arguments[:-1], None), options=options, increments=place)
+
+    return made
+
+
 _NAMES = ("rows", "nodes", "length", "heads", "width", "dtype")
 _HEADS = (*_NAMES, "kv_heads")
 RECURRENT_SAMPLES = {
@@ -81,3 +113,13 @@ RECURRENT_SAMPLES = {
     "state_commit": Sample(state_replay, _HEADS),
     "window_commit": Sample(window_moves, _NAMES),
 }
+RECURRENT_OPTIONS: dict[str, dict[str, Callable[[Sizes], Call]]] = {
+    "tree_delta": {"gates of channels": with_gates(delta, "channels"), "prompt": as_prompt(delta)},
+    "tree_ssm": {
+        "gates of channels": with_gates(ssm, "channels"),
+        "gates of elements": with_gates(ssm, "elements"),
+        "prompt": as_prompt(ssm),
+    },
+    "tree_conv": {"prompt": as_prompt(conv)},
+}
+"""Calls with options that the samples do not use, by operator and name."""

@@ -17,7 +17,7 @@ from specdec_fast.adaptive.budget import BudgetPolicy
 from specdec_fast.engine.cuda_graph.step_program import Capacity
 from specdec_fast.engine.request import Handle
 from specdec_fast.engine.state import DecodeState
-from specdec_fast.interfaces import CudaGraphProposals, Drafter, KVCache, Rule
+from specdec_fast.interfaces import CudaGraphProposals, Drafter, Rule
 from specdec_fast.sampling.logits_processors import has_penalties
 from specdec_fast.sampling.text_processors import reads_text
 from specdec_kernels.graph_capture import HostReadError
@@ -62,7 +62,6 @@ def engine_ineligible_reasons(
     proposals: CudaGraphProposals | str | None,
     rule: Rule,
     budget: BudgetPolicy,
-    cache: KVCache,
 ) -> list[str]:
     """Returns why no step of an engine can run as a CUDA graph, one sentence per reason.
 
@@ -72,7 +71,6 @@ def engine_ineligible_reasons(
         proposals: What `get_cuda_graph_proposals` returned.
         rule: The verification rule.
         budget: The budget policy.
-        cache: Cache of the target.
 
     Raises:
         ValueError: For an unknown mode.
@@ -86,8 +84,6 @@ def engine_ineligible_reasons(
         reasons.append(f"CUDA graphs need a GPU, and the device is {device.type}")
     if isinstance(proposals, str):
         reasons.append(proposals)
-    if device.type == "cuda" and getattr(cache, "why_no_rollback", None) is not None:
-        reasons.append("operators of recurrent layers read from the device there")
     if not getattr(rule, "replays", False):
         reasons.append(f"rule {rule.name} is not captured; replay and greedy are")
     if budget.name != "fixed":

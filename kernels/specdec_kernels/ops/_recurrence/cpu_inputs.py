@@ -33,7 +33,7 @@ def why_not_narrow(*inputs: Tensor | None) -> str | None:
     return None
 
 
-def dtypes_of(first: Tensor, *others: Tensor | None) -> Hashable:
+def dtypes_of(first: Tensor, *others: Tensor | None) -> tuple[Hashable, ...]:
     """Returns the signature of a call: the device type of the first tensor and all dtypes."""
     return first.device.type, first.dtype, *[None if each is None else each.dtype for each in others]
 

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 
-def check_tree(
-    op: str, nodes: int, capacity: int, rows: Tensor, lengths: Tensor, offsets: Tensor, parents: Tensor | None
+def check_tree_shapes(
+    op: str, nodes: int, rows: Tensor, lengths: Tensor, offsets: Tensor, parents: Tensor | None
 ) -> None:
-    """Checks the arguments that describe packed trees.
+    """Checks the arguments that describe packed trees, but no number in them.
 
     Args:
         op: Name of the operator, for messages.
         nodes: M.
-        capacity: R, the rows of the state.
         rows: int32 [B].
         lengths: int32 [B].
         offsets: int32 [B + 1].
@@ -31,11 +30,64 @@ def check_tree(
             raise ValueError(f"{op}: {name} is {each.dtype} {list(each.shape)}; expected int32 [{max(size, 0)}]")
     if parents is not None and (parents.dtype != torch.int32 or parents.dim() != 1 or parents.shape[0] < nodes):
         raise ValueError(f"{op}: parents is {parents.dtype} {list(parents.shape)}; expected int32 [{nodes}] or None")
-    if batch and not (int(rows.min()) >= 0 and int(rows.max()) < capacity):
-        raise ValueError(f"{op}: got rows {rows.tolist()}; expected row ids below {capacity}")
+
+
+def check_tree(
+    op: str, nodes: int, capacity: int, rows: Tensor, lengths: Tensor, offsets: Tensor, parents: Tensor | None
+) -> None:
+    """Checks the arguments that describe packed trees, except that parents precede their nodes: see `walk_nodes`.
+
+    Args:
+        op: Name of the operator, for messages.
+        nodes: M.
+        capacity: R, the rows of the state.
+        rows: int32 [B].
+        lengths: int32 [B].
+        offsets: int32 [B + 1].
+        parents: int32 [M or more], or None.
+
+    Raises:
+        ValueError: For another dtype, shapes that do not fit, rows that do not exist, or offsets that decrease.
+    """
+    check_tree_shapes(op, nodes, rows, lengths, offsets, parents)
+    check_rows(op, capacity, rows)
     ends = offsets.tolist()
     if ends[0] != 0 or ends[-1] > nodes or any(end < start for start, end in zip(ends, ends[1:])):
         raise ValueError(f"{op}: got offsets {ends}; expected non-decreasing offsets from 0 up to {nodes}")
+
+
+def check_nodes(
+    op: str, nodes: int, capacity: int, rows: Tensor, lengths: Tensor, offsets: Tensor, parents: Tensor | None
+) -> None:
+    """Checks packed trees as `check_tree` does, and also that each parent precedes its node."""
+    check_tree(op, nodes, capacity, rows, lengths, offsets, parents)
+    for _ in walk_nodes(op, offsets, parents):
+        pass
+
+
+def check_rows(op: str, capacity: int, rows: Tensor) -> None:
+    """Raises ValueError unless all rows are below `capacity`."""
+    if rows.shape[0] and not (int(rows.min()) >= 0 and int(rows.max()) < capacity):
+        raise ValueError(f"{op}: got rows {rows.tolist()}; expected row ids below {capacity}")
+
+
+def check_path_shapes(op: str, rows: Tensor, lengths: Tensor, path: Tensor) -> None:
+    """Raises ValueError unless rows and lengths are int32 [B] and path is int32 [B, D + 1]."""
+    if rows.dtype != torch.int32 or lengths.dtype != torch.int32 or lengths.shape != rows.shape or rows.dim() != 1:
+        raise ValueError(
+            f"{op}: rows is {rows.dtype} {list(rows.shape)} and lengths {lengths.dtype} {list(lengths.shape)}; "
+            "expected int32 [B] each"
+        )
+    if path.dtype != torch.int32 or path.dim() != 2 or path.shape[0] != rows.shape[0]:
+        raise ValueError(f"{op}: path is {path.dtype} {list(path.shape)}; expected int32 [{rows.shape[0]}, D + 1]")
+
+
+def check_path(op: str, capacity: int, nodes: int, rows: Tensor, lengths: Tensor, path: Tensor) -> None:
+    """Raises ValueError for shapes, rows and nodes that do not fit."""
+    check_path_shapes(op, rows, lengths, path)
+    check_rows(op, capacity, rows)
+    if path.numel() and not -1 <= int(path.min()) <= int(path.max()) < nodes:
+        raise ValueError(f"{op}: got path {path.tolist()}; expected nodes below {nodes}, padded with -1")
 
 
 def walk_nodes(op: str, offsets: Tensor, parents: Tensor | None) -> Iterator[tuple[int, int, int]]:

@@ -6,23 +6,50 @@ import torch
 from torch import Tensor
 
 from .._recurrence.gates import check_state, gate_of, heads_of, start_state
+from .._recurrence.packed_nodes import check_path, check_path_shapes
 from ..tree_conv.reference import check_window
 
 
-def _check_path(op: str, capacity: int, nodes: int, rows: Tensor, lengths: Tensor, path: Tensor) -> None:
-    """Raises ValueError for shapes, rows and nodes that do not fit."""
-    batch = rows.shape[0]
-    if rows.dtype != torch.int32 or lengths.dtype != torch.int32 or lengths.shape != rows.shape or rows.dim() != 1:
-        raise ValueError(
-            f"{op}: rows is {rows.dtype} {list(rows.shape)} and lengths {lengths.dtype} {list(lengths.shape)}; "
-            "expected int32 [B] each"
-        )
-    if path.dtype != torch.int32 or path.dim() != 2 or path.shape[0] != batch:
-        raise ValueError(f"{op}: path is {path.dtype} {list(path.shape)}; expected int32 [{batch}, D + 1]")
-    if batch and not (int(rows.min()) >= 0 and int(rows.max()) < capacity):
-        raise ValueError(f"{op}: got rows {rows.tolist()}; expected row ids below {capacity}")
-    if path.numel() and not -1 <= int(path.min()) <= int(path.max()) < nodes:
-        raise ValueError(f"{op}: got path {path.tolist()}; expected nodes below {nodes}, padded with -1")
+def check_states(
+    state: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_gate: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    path: Tensor,
+    decay: Tensor | None = None,
+) -> None:
+    """Raises ValueError for shapes or dtypes that do not fit; the arguments are those of `state_commit`."""
+    check_state("state_commit", state, key, value, log_gate, decay)
+    check_path_shapes("state_commit", rows, lengths, path)
+
+
+def check_state_data(
+    state: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_gate: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    path: Tensor,
+    decay: Tensor | None = None,
+) -> None:
+    """Raises ValueError for rows or nodes that do not fit; the arguments are those of `state_commit`."""
+    check_path("state_commit", len(state), len(value), rows, lengths, path)
+
+
+def check_windows(window: Tensor, inputs: Tensor, rows: Tensor, lengths: Tensor, path: Tensor) -> None:
+    """Raises ValueError for shapes or dtypes that do not fit; the arguments are those of `window_commit`."""
+    check_window("window_commit", inputs, window)
+    if inputs.dtype != window.dtype:
+        raise ValueError(f"window_commit: inputs is {inputs.dtype}; expected {window.dtype}, as the window is")
+    check_path_shapes("window_commit", rows, lengths, path)
+
+
+def check_window_data(window: Tensor, inputs: Tensor, rows: Tensor, lengths: Tensor, path: Tensor) -> None:
+    """Raises ValueError for rows or nodes that do not fit; the arguments are those of `window_commit`."""
+    check_path("window_commit", len(window), len(inputs), rows, lengths, path)
 
 
 def state_commit(
@@ -37,7 +64,10 @@ def state_commit(
 ) -> None:
     """Replays the records of accepted paths, so that the states are those after their last nodes.
 
-    The bits equal those that `tree_delta` and `tree_ssm` computed for these nodes.
+    The bits equal those that `tree_delta` and `tree_ssm` computed for these nodes, on a CPU and on backend
+    "triton_sequence". Those of a triangular system (backend "triton") differ by rounding.
+
+    On a GPU this reference waits for the device. The Triton launch does not: a CUDA graph can capture it.
 
     Args:
         state: States of committed texts, float32 or float64 [R, H, K, V]. The rows of the batch are written.
@@ -52,8 +82,9 @@ def state_commit(
     Raises:
         ValueError: If shapes, dtypes, rows or nodes do not fit.
     """
-    capacity, heads, _, _, nodes = check_state("state_commit", state, key, value, log_gate, decay)
-    _check_path("state_commit", capacity, nodes, rows, lengths, path)
+    check_state("state_commit", state, key, value, log_gate, decay)
+    check_path("state_commit", len(state), len(value), rows, lengths, path)
+    heads = state.shape[1]
     wide = state.dtype
     keys, values, gates = heads_of(key.to(wide), heads), value.to(wide), log_gate.to(wide)
     rates = None if decay is None else decay.to(wide)
@@ -69,6 +100,8 @@ def state_commit(
 def window_commit(window: Tensor, inputs: Tensor, rows: Tensor, lengths: Tensor, path: Tensor) -> None:
     """Moves convolution windows behind the last nodes of accepted paths.
 
+    On a GPU this reference waits for the device. The Triton launch does not: a CUDA graph can capture it.
+
     Args:
         window: The last W - 1 inputs of committed texts, oldest first, [R, W - 1, C]. It is written.
         inputs: Inputs of M nodes, [M, C], in the dtype of `window`.
@@ -79,10 +112,8 @@ def window_commit(window: Tensor, inputs: Tensor, rows: Tensor, lengths: Tensor,
     Raises:
         ValueError: If shapes, dtypes, rows or nodes do not fit.
     """
-    check_window("window_commit", inputs, window)
-    if inputs.dtype != window.dtype:
-        raise ValueError(f"window_commit: inputs is {inputs.dtype}; expected {window.dtype}, as the window is")
-    _check_path("window_commit", window.shape[0], inputs.shape[0], rows, lengths, path)
+    check_windows(window, inputs, rows, lengths, path)
+    check_path("window_commit", window.shape[0], inputs.shape[0], rows, lengths, path)
     for row, length, accepted in zip(rows.tolist(), lengths.tolist(), path.tolist()):
         kept = [node for node in accepted if node >= 0]
         if kept:

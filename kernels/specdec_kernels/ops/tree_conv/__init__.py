@@ -9,7 +9,9 @@ from torch import Tensor
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op, lazy_import
+from ...triton_shared.triton_backend import triton_backend
 from .._recurrence.cpu_inputs import dtypes_of, why_not_narrow
+from .reference import check_data
 from .reference import tree_conv as _reference
 
 
@@ -28,8 +30,12 @@ def _why_not(
 tree_conv = Op(
     "tree_conv",
     _reference,
-    [cpu_backend(lazy_import(__name__, "cpu_kernel:tree_conv"), _why_not, op="tree_conv")],
+    [
+        triton_backend(lazy_import(__name__, "launch:tree_conv"), _why_not),
+        cpu_backend(lazy_import(__name__, "cpu_kernel:tree_conv"), _why_not, op="tree_conv"),
+    ],
     key=_key,
+    check_data=check_data,
 )
 
 __all__ = ["tree_conv"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._recurrence.packed_nodes import check_advance, check_tree, walk_nodes
+from .._recurrence.packed_nodes import check_advance, check_nodes, check_tree, check_tree_shapes, walk_nodes
 
 
 def check_window(op: str, inputs: Tensor, window: Tensor) -> None:
@@ -20,6 +20,47 @@ def check_activation(activation: str | None) -> None:
     """Raises ValueError for an unknown activation."""
     if activation not in (None, "silu", "swish"):
         raise ValueError(f"tree_conv: got activation {activation!r}; expected None or 'silu'")
+
+
+def check(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    parents: Tensor | None = None,
+    activation: str | None = None,
+    advance: bool = False,
+) -> None:
+    """Raises ValueError for shapes, dtypes or an activation that do not fit; the arguments are those of `tree_conv`."""
+    op = "tree_conv"
+    check_window(op, inputs, window)
+    if weight.shape != (inputs.shape[1], window.shape[1] + 1) or (bias is not None and bias.shape != weight.shape[:1]):
+        raise ValueError(
+            f"{op}: weight is {list(weight.shape)}; expected [{inputs.shape[1]}, {window.shape[1] + 1}], and bias "
+            f"[{inputs.shape[1]}] or None"
+        )
+    check_activation(activation)
+    check_tree_shapes(op, inputs.shape[0], rows, lengths, offsets, parents)
+    check_advance(op, parents, advance)
+
+
+def check_data(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    parents: Tensor | None = None,
+    activation: str | None = None,
+    advance: bool = False,
+) -> None:
+    """Raises ValueError for rows, offsets or parents that do not fit; the arguments are those of `tree_conv`."""
+    check_nodes("tree_conv", len(inputs), len(window), rows, lengths, offsets, parents)
 
 
 def tree_conv(
@@ -39,6 +80,8 @@ def tree_conv(
     The record of a node is its input: `window_commit` keeps the inputs of an accepted path. The bits of a node depend
     on its ancestors only.
 
+    On a GPU this reference waits for the device. The Triton launches do not: a CUDA graph can capture them.
+
     Args:
         inputs: [M, C], any float dtype.
         weight: [C, W]; the last column belongs to the node itself.
@@ -57,17 +100,9 @@ def tree_conv(
     Raises:
         ValueError: If shapes, dtypes, parents or the activation do not fit.
     """
-    op = "tree_conv"
-    check_window(op, inputs, window)
-    width = weight.shape[1] if weight.dim() == 2 else 0
-    if weight.shape != (inputs.shape[1], window.shape[1] + 1) or (bias is not None and bias.shape != weight.shape[:1]):
-        raise ValueError(
-            f"{op}: weight is {list(weight.shape)}; expected [{inputs.shape[1]}, {window.shape[1] + 1}], and bias "
-            f"[{inputs.shape[1]}] or None"
-        )
-    check_activation(activation)
-    check_tree(op, inputs.shape[0], window.shape[0], rows, lengths, offsets, parents)
-    check_advance(op, parents, advance)
+    check(inputs, weight, bias, window, rows, lengths, offsets, parents, activation, advance)
+    op, width = "tree_conv", weight.shape[1]
+    check_tree(op, len(inputs), len(window), rows, lengths, offsets, parents)
     outputs = torch.zeros_like(inputs)
     wide = torch.float64 if inputs.dtype == torch.float64 else torch.float32
     taps, shift = weight.to(wide).t(), None if bias is None else bias.to(wide)

@@ -6,7 +6,49 @@ import torch
 from torch import Tensor
 
 from .._recurrence.gates import check_state, gate_of, heads_of, start_state
-from .._recurrence.packed_nodes import check_advance, check_tree, walk_nodes
+from .._recurrence.packed_nodes import check_advance, check_nodes, check_tree, check_tree_shapes, walk_nodes
+
+
+def check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_gate: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    parents: Tensor | None = None,
+    advance: bool = False,
+) -> None:
+    """Raises ValueError for shapes or dtypes that do not fit; the arguments are those of `tree_delta`."""
+    op = "tree_delta"
+    _, heads, _, _, nodes = check_state(op, state, key, value, log_gate, None)
+    if query.shape != key.shape or beta.shape != (nodes, heads):
+        raise ValueError(
+            f"{op}: query is {list(query.shape)} and beta {list(beta.shape)}; expected {list(key.shape)} and "
+            f"[{nodes}, {heads}]"
+        )
+    check_tree_shapes(op, nodes, rows, lengths, offsets, parents)
+    check_advance(op, parents, advance)
+
+
+def check_data(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_gate: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    parents: Tensor | None = None,
+    advance: bool = False,
+) -> None:
+    """Raises ValueError for rows, offsets or parents that do not fit; the arguments are those of `tree_delta`."""
+    check_nodes("tree_delta", len(value), len(state), rows, lengths, offsets, parents)
 
 
 def tree_delta(
@@ -28,7 +70,10 @@ def tree_delta(
     S' + key u, and the output query S. (Gated DeltaNet, arXiv 2412.06464; one gate per channel: Kimi Linear, arXiv
     2510.26692.) Its key, u and log_gate are its record: `state_commit` replays the records of an accepted path.
 
-    The bits of a node depend on its ancestors only. So a tree, a chain and one node at a time give the same.
+    The bits of a node depend on its ancestors only. So a tree, a chain and one node at a time give the same. Backend
+    "triton" alone solves a triangular system, whose rounding differs with the tree; "triton_sequence" does not.
+
+    On a GPU this reference waits for the device. The Triton launches do not: a CUDA graph can capture them.
 
     Args:
         query: [M, G, K], any float dtype, scaled and normalized. Heads h * H / G to (h + 1) * H / G - 1 share it.
@@ -50,15 +95,9 @@ def tree_delta(
     Raises:
         ValueError: If shapes, dtypes or parents do not fit.
     """
-    op = "tree_delta"
-    capacity, heads, _, _, nodes = check_state(op, state, key, value, log_gate, None)
-    if query.shape != key.shape or beta.shape != (nodes, heads):
-        raise ValueError(
-            f"{op}: query is {list(query.shape)} and beta {list(beta.shape)}; expected {list(key.shape)} and "
-            f"[{nodes}, {heads}]"
-        )
-    check_tree(op, nodes, capacity, rows, lengths, offsets, parents)
-    check_advance(op, parents, advance)
+    check(query, key, value, log_gate, beta, state, rows, lengths, offsets, parents, advance)
+    op, heads = "tree_delta", state.shape[1]
+    check_tree(op, len(value), len(state), rows, lengths, offsets, parents)
     wide = state.dtype
     queries, keys = heads_of(query.to(wide), heads), heads_of(key.to(wide), heads)
     values, gates, rates = value.to(wide), log_gate.to(wide), beta.to(wide)
@@ -76,7 +115,7 @@ def tree_delta(
         if advance:
             states.pop(parent, None)
     if advance:
-        for row, end in zip(row_of, offsets[1:].tolist()):
-            if end - 1 in states:
+        for row, start, end in zip(row_of, offsets.tolist(), offsets[1:].tolist()):
+            if end > start:
                 state[row] = states[end - 1]
     return outputs.to(value.dtype), corrections

@@ -6,7 +6,46 @@ import torch
 from torch import Tensor
 
 from .._recurrence.gates import check_state, gate_of, heads_of, start_state
-from .._recurrence.packed_nodes import check_advance, check_tree, walk_nodes
+from .._recurrence.packed_nodes import check_advance, check_nodes, check_tree, check_tree_shapes, walk_nodes
+
+
+def check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_gate: Tensor,
+    state: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    parents: Tensor | None = None,
+    decay: Tensor | None = None,
+    advance: bool = False,
+) -> None:
+    """Raises ValueError for shapes or dtypes that do not fit; the arguments are those of `tree_ssm`."""
+    op = "tree_ssm"
+    *_, nodes = check_state(op, state, key, value, log_gate, decay)
+    if query.shape != key.shape:
+        raise ValueError(f"{op}: query is {list(query.shape)}; expected {list(key.shape)}")
+    check_tree_shapes(op, nodes, rows, lengths, offsets, parents)
+    check_advance(op, parents, advance)
+
+
+def check_data(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_gate: Tensor,
+    state: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    parents: Tensor | None = None,
+    decay: Tensor | None = None,
+    advance: bool = False,
+) -> None:
+    """Raises ValueError for rows, offsets or parents that do not fit; the arguments are those of `tree_ssm`."""
+    check_nodes("tree_ssm", len(value), len(state), rows, lengths, offsets, parents)
 
 
 def tree_ssm(
@@ -29,7 +68,11 @@ def tree_ssm(
     channels are the columns of one head, each with its own step: log_gate is dt, and `decay` is A. The record of a node
     is its key, value and log_gate (`state_commit`).
 
-    The bits of a node depend on its ancestors only. So a tree, a chain and one node at a time give the same.
+    The bits of a node depend on its ancestors only. So a tree, a chain and one node at a time give the same. Backend
+    "triton" alone solves a triangular system (without `decay`), whose rounding differs with the tree;
+    "triton_sequence" does not.
+
+    On a GPU this reference waits for the device. The Triton launches do not: a CUDA graph can capture them.
 
     Args:
         query: [M, G, K], any float dtype. Heads h * H / G to (h + 1) * H / G - 1 share it.
@@ -51,12 +94,9 @@ def tree_ssm(
     Raises:
         ValueError: If shapes, dtypes or parents do not fit.
     """
-    op = "tree_ssm"
-    capacity, heads, _, _, nodes = check_state(op, state, key, value, log_gate, decay)
-    if query.shape != key.shape:
-        raise ValueError(f"{op}: query is {list(query.shape)}; expected {list(key.shape)}")
-    check_tree(op, nodes, capacity, rows, lengths, offsets, parents)
-    check_advance(op, parents, advance)
+    check(query, key, value, log_gate, state, rows, lengths, offsets, parents, decay, advance)
+    op, heads = "tree_ssm", state.shape[1]
+    check_tree(op, len(value), len(state), rows, lengths, offsets, parents)
     wide = state.dtype
     queries, keys = heads_of(query.to(wide), heads), heads_of(key.to(wide), heads)
     values, gates = value.to(wide), log_gate.to(wide)
@@ -72,7 +112,7 @@ def tree_ssm(
         if advance:
             states.pop(parent, None)
     if advance:
-        for row, end in zip(row_of, offsets[1:].tolist()):
-            if end - 1 in states:
+        for row, start, end in zip(row_of, offsets.tolist(), offsets[1:].tolist()):
+            if end > start:
                 state[row] = states[end - 1]
     return outputs.to(value.dtype)

@@ -1,0 +1,83 @@
+"""Operators of recurrent layers in a CUDA graph: a replay follows lengths, rows and trees of the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from oracles.recurrent_batches import GATES, Trees, int32, make_layer
+
+from specdec_kernels import OPS, simulated_gpu, tree_conv, use_backend, window_commit
+from specdec_kernels.graph_capture import capture
+
+pytestmark = pytest.mark.aot
+DEVICE = torch.device("cuda:0")
+EARLIER = Trees([4, 0, 3], [-1, 0, 1, 2, -1, 0, 0], [5, 5, 0], [2, 0, 1], 1)
+LATER = Trees([0, 5, 3], [-1, 0, 0, 1, 1, -1, -1, 1], [0, 9, 5], [1, 3, 0], 0)
+"""Other counts, parents, lengths and rows of the same shapes."""
+
+
+def where(trees: Trees) -> tuple[torch.Tensor, ...]:
+    return (*trees.tensors, int32([*trees.parents, *[0] * trees.tail]))
+
+
+@pytest.mark.parametrize("form", ["triton", "triton_sequence"])
+@pytest.mark.parametrize(("op", "gate"), [("tree_delta", "head"), *(("tree_ssm", gate) for gate in GATES)])
+def test_a_replay_follows_trees_of_the_device(gpu: simulated_gpu.Gpu, op: str, gate: str, form: str) -> None:
+    layer = make_layer(1, EARLIER, gate, op == "tree_delta", 2, 1, 16, 16)
+    state = layer.state.nan_to_num(0)
+    parts = (layer.query, layer.key, layer.value, layer.gate, *((layer.beta,) if layer.beta is not None else ()))
+    options = {} if layer.decay is None else {"decay": layer.decay.to(DEVICE)}
+    given = [each.to(DEVICE) for each in (*parts, state)]
+    trees = [each.to(DEVICE) for each in where(EARLIER)]
+    found: list[Any] = []
+
+    def program() -> None:
+        with use_backend(**{op: form}):
+            found[:] = [OPS[op](*given, *trees, **options)]
+
+    replay = capture(program, DEVICE)
+    for held, new in zip(trees, where(LATER), strict=True):
+        held.copy_(new)
+    gpu.clear()
+    replay()
+    assert gpu.host_reads == []
+    got = found[0][0] if op == "tree_delta" else found[0]
+    more = {} if layer.decay is None else {"decay": layer.decay}
+    want = OPS[op](*parts, state, *where(LATER), **more)
+    assert torch.equal(got.cpu(), want[0] if op == "tree_delta" else want)
+
+
+def test_a_replay_follows_windows_and_paths_of_the_device(gpu: simulated_gpu.Gpu) -> None:
+    inputs, weight, window = torch.randn(8, 6), torch.randn(6, 4), torch.randn(4, 3, 6)
+    paths = int32([0, 1, -1, -1, 4, 6]).view(3, 2), int32([-1, -1, 0, 2, 5, -1]).view(3, 2)
+    given = [each.to(DEVICE) for each in (inputs, weight, window)]
+    trees, path = [each.to(DEVICE) for each in where(EARLIER)], paths[0].to(DEVICE)
+    found: list[Any] = []
+
+    def program() -> None:
+        found[:] = [tree_conv(given[0], given[1], None, given[2], *trees)]
+        window_commit(given[2], given[0], *trees[:2], path)
+
+    replay = capture(program, DEVICE)
+    for held, new in zip((*trees, path, given[2]), (*where(LATER), paths[1], window), strict=True):
+        held.copy_(new)
+    replay()
+    want = tree_conv(inputs, weight, None, window, *where(LATER))
+    window_commit(window, inputs, *where(LATER)[:2], paths[1])
+    assert torch.equal(found[0].cpu(), want) and torch.equal(given[2].cpu(), window)
+
+
+@pytest.mark.parametrize(("op", "gate"), [("tree_delta", "channel"), ("tree_ssm", "head"), ("tree_ssm", "element")])
+def test_the_form_follows_from_shapes(gpu: simulated_gpu.Gpu, op: str, gate: str) -> None:
+    """A triangular system serves drafts; without drafts, and with gates of elements, nodes follow one another."""
+    for counts, form in (([1, 1], "follow_nodes"), ([2, 1], "follow_nodes" if gate == "element" else "solve_nodes")):
+        trees = Trees(counts, [-1, *range(-1, 1)][: sum(counts)], [5, 5], [0, 1], 0)
+        layer = make_layer(1, trees, gate, op == "tree_delta", 2, 1, 16, 16)
+        parts = (layer.query, layer.key, layer.value, layer.gate, *((layer.beta,) if layer.beta is not None else ()))
+        given = [each.to(DEVICE) for each in (*parts, layer.state, *trees.tensors)]
+        options = {} if layer.decay is None else {"decay": layer.decay.to(DEVICE)}
+        gpu.clear()
+        OPS[op](*given, **options)
+        assert [each.kernel for each in gpu.launches] == [f"{op}.triton_kernel:{form}"]
