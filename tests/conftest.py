@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
@@ -40,6 +41,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"{', '.join(missing)}: not installed; `make environment` installs all packages of the tests into .venv"
         )
+
+
+def pytest_collection_finish() -> None:
+    """Takes what is there for good, all modules and tests, out of the garbage collector's sight: each full collection
+    would walk over it again, a twelfth of the time of all tests.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 SEED = 20_260_101  # (torch is imported where it is used: the process that only hands out the tests does without)

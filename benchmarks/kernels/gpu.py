@@ -23,6 +23,7 @@ from benchmarks.harness.result_files import write_whole
 from benchmarks.kernels.peers import PEERS, Peer
 from specdec_kernels import OPS
 from specdec_kernels.inspection.timing import (
+    MAX_COPIES,
     Ceilings,
     Timing,
     bench,
@@ -37,6 +38,9 @@ from specdec_kernels.inspection.timing import (
 from specdec_kernels.testing.agreement import SAMPLES, TOLERANCE, make_timed_sample, tensors_in
 from specdec_kernels.testing.samples_attention import Sizes
 
+TINY_COPIES = 4
+"""Copies of a call's tensors with --tiny, whose times mean nothing."""
+
 
 def peers(
     op: str,
@@ -45,6 +49,7 @@ def peers(
     shapes: tuple[Sizes, ...],
     late: bool | None = None,
     limit: Ceilings | None = None,
+    most_copies: int = MAX_COPIES,
 ) -> Iterator[Timing]:
     """Times our operator and its peers in alternation; a peer that cannot run is reported with its reason.
 
@@ -55,10 +60,11 @@ def peers(
         shapes: Sizes of the operator's sample.
         late: True for peers that take long to prepare, False for the others, None for all.
         limit: The device's ceilings, for shares.
+        most_copies: Most copies of a call's tensors.
     """
     selected = [peer for peer in PEERS if peer.op == op and late in (None, peer.late)]
     for sizes in shapes if selected else ():
-        words, calls = describe(op, sizes), copies(op, sizes, device)
+        words, calls = describe(op, sizes), copies(op, sizes, device, most_copies)
         calls = calls if device.type == "cuda" else calls[: rounds + 1]  # as many as are called
         sides: dict[str, list[Callable[[], Any]]] = {
             f"ours ({OPS[op].choose_backend(*calls[0].arguments, **calls[0].options)})": [
@@ -114,7 +120,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--peers", action="store_true", help="time peers in turns with ours, not all backends of ours")
-    parser.add_argument("--tiny", action="store_true", help="one small shape of each operator")
+    parser.add_argument("--tiny", action="store_true", help="one small shape of each operator, on few copies")
     parser.add_argument("ops", nargs="*", help="operators; all by default")
     options = parser.parse_args()
     unknown = set(options.ops) - set(OPS)
@@ -122,14 +128,15 @@ def main() -> None:
         parser.error(f"no operators {sorted(unknown)}; there are {', '.join(OPS)}")
     device, ops = torch.device(options.device), options.ops or list(SAMPLES)
     limit = measure_ceilings(device, tiny=options.tiny)
+    most = TINY_COPIES if options.tiny else MAX_COPIES
     times: list[dict[str, Any]] = []
     found = {"machine": machine(device) | asdict(limit), "times": times}
     for late in (False, True) if options.peers else (None,):
         for op, sizes in shapes_in_turn(ops, device, options.tiny):
             if options.peers:
-                rows = peers(op, device, options.rounds, (sizes,), late, limit)
+                rows = peers(op, device, options.rounds, (sizes,), late, limit, most)
             else:
-                rows = bench([op], device, sizes, options.rounds, limit)
+                rows = bench([op], device, sizes, options.rounds, limit, most_copies=most)
             for row in rows:
                 times.append(asdict(row))
                 print(f"{row.op}: {row.sizes}: {row.backend}: {in_words(row)}", flush=True)

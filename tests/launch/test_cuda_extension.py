@@ -1,7 +1,8 @@
 """CUDA C++ without a GPU: every operator launches on the device of its tensors, on that device's current stream.
 
-nvcc compiles csrc/bindings/kv_cache_cuda.cu as it is, and the object is linked with a simulated CUDA runtime
-(`cuda_runtime.cpp`) that checks every launch and runs its threads on the host. Shown are the host functions: checks of
+nvcc compiles csrc/bindings/kv_cache_cuda.cu, and the object is linked with a simulated CUDA runtime
+(`cuda_runtime.cpp`) that checks every launch and runs its threads on the host. Nothing in the source is changed but its
+device guard: where the variable WRONG_DEVICE is set, it takes device 0, the mistake that must be noticed. Shown are the host functions: checks of
 arguments, device guard, stream, grid, block, packed parameters, choice of the copy unit, and what the threads then
 write. Not shown are machine code, data races, the real runtime and torch's own device guard, which a CPU build lacks.
 """
@@ -28,6 +29,9 @@ SOURCE = ROOT / "csrc" / "bindings" / "kv_cache_cuda.cu"
 RUNTIME = Path(__file__).with_name("cuda_runtime.cpp")
 CALLS = Path(__file__).with_name("cuda_extension_calls.py")
 THREADS = "128,1,1"
+GUARD = "guard_(tensor.get_device_index())"
+SWITCHED = 'guard_(std::getenv("WRONG_DEVICE") != nullptr ? 0 : tensor.get_device_index())'
+"""The device guard of the source, and the same one with a mistake that the environment turns on."""
 
 
 def missing() -> str | None:
@@ -41,8 +45,11 @@ def missing() -> str | None:
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
-def library(source: str) -> Path:
-    """Returns the source, compiled and linked with the simulated runtime; the same text is compiled once."""
+def library() -> Path:
+    """Returns the source with the switch, compiled and linked with the simulated runtime; the same text once."""
+    source = SOURCE.read_text()
+    assert source.count(GUARD) == 1
+    source = "#include <cstdlib>\n" + source.replace(GUARD, SWITCHED)
     headers = sorted((ROOT / "csrc").rglob("*.h"))
     text = hashlib.sha256("\n".join([torch.__version__, source, RUNTIME.read_text()]).encode())
     for path in headers:
@@ -73,16 +80,16 @@ def compiled(source: str, made: Path) -> None:
     unfinished.rename(made)
 
 
-def run(source: str) -> subprocess.CompletedProcess[str]:
-    """Runs `cuda_extension_calls.py` on a source."""
-    command = [sys.executable, str(CALLS), str(library(source))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "kernels")}
+def run(**more: str) -> subprocess.CompletedProcess[str]:
+    """Runs `cuda_extension_calls.py`, with variables of its environment."""
+    command = [sys.executable, str(CALLS), str(library())]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "kernels"), **more}
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    done = run(SOURCE.read_text())
+    done = run()
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
@@ -131,9 +138,6 @@ def test_a_failed_launch_and_tensors_of_two_devices_are_reported(found: dict[str
     assert found["failure"]["launches"] == "" and found["failure"]["current"] == 0
 
 
-@pytest.mark.slow
 def test_a_source_that_launches_on_the_current_device_is_caught() -> None:
-    text, guard = SOURCE.read_text(), "guard_(tensor.get_device_index())"
-    assert text.count(guard) == 1
-    done = run(text.replace(guard, "guard_(0)"))
+    done = run(WRONG_DEVICE="1")
     assert done.returncode and "kv_stage: the CUDA launch failed: invalid resource handle" in done.stderr

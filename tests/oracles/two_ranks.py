@@ -21,7 +21,7 @@ from specdec_fast.core.ranks import RanksError
 
 RANK = int(os.environ.get("RANK", 0))
 PROMPTS = [models.prompt(9), models.prompt(17)]
-PARAMS = [SamplingParams(temperature=t, seed=7, max_new_tokens=16, logprobs=0) for t in (0, 0.8)]
+PARAMS = [SamplingParams(temperature=t, seed=7, max_new_tokens=8, logprobs=0) for t in (0, 0.8)]
 BRIEF = SamplingParams(max_new_tokens=4)
 SHARED = {"max_rows": 2, "max_length": 128}
 

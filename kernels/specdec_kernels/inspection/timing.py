@@ -227,16 +227,17 @@ def describe(op: str, sizes: Sizes) -> str:
     return " ".join(f"{name}={str(value).removeprefix('torch.')}" for name, value in each.items())
 
 
-def copies(op: str, sizes: Sizes, device: torch.device) -> list[Call]:
+def copies(op: str, sizes: Sizes, device: torch.device, most_copies: int = MAX_COPIES) -> list[Call]:
     """Makes calls on separate tensors that together access four times the size of the last-level cache.
 
-    MAX_COPIES and the largest number of bytes limit the calls. A call that needs more copies than MAX_COPIES is
+    `most_copies` and the largest number of bytes limit the calls. A call that needs more copies than MAX_COPIES is
     limited by its launches. On a CPU there is one call if the limits permit too few.
 
     Args:
         op: Name of the operator.
         sizes: Sizes of the sample.
         device: Device of the tensors.
+        most_copies: Largest number of calls.
 
     Returns:
         One call or more.
@@ -245,7 +246,7 @@ def copies(op: str, sizes: Sizes, device: torch.device) -> list[Call]:
         first = make_timed_sample(device, op, sizes)
     held = max(1, size_of(*tensors_in((first.arguments, tuple(first.options.values())))))
     wanted = 4 * cache_size(device) // max(1, first.bytes) + 1
-    most = min(MAX_COPIES, max(1, (MAX_BYTES_GPU if device.type == "cuda" else MAX_BYTES_CPU) // held))
+    most = min(most_copies, max(1, (MAX_BYTES_GPU if device.type == "cuda" else MAX_BYTES_CPU) // held))
     count = min(wanted, most) if device.type == "cuda" or wanted <= most else 1
     return [first, *(map_tensors(first, torch.clone) for _ in range(count - 1))]
 
@@ -267,6 +268,7 @@ def bench(
     rounds: int = ROUNDS,
     ceilings: Ceilings | None = None,
     peers: Peers | None = None,
+    most_copies: int = MAX_COPIES,
 ) -> Iterator[Timing]:
     """Times all backends of operators, and their peers, on the calls that an engine makes (see `Sample.timed`).
 
@@ -277,6 +279,7 @@ def bench(
         rounds: Number of timed rounds.
         ceilings: Rates of the device; measured by default.
         peers: Times other implementations; see `find_peers`.
+        most_copies: Most copies of a call's tensors; see `copies`.
 
     Yields:
         One `Timing` per operator, shape and backend or peer.
@@ -284,7 +287,7 @@ def bench(
     limit = ceilings or measure_ceilings(device)
     for op in ops:
         for shape in (sizes,) if sizes is not None else shapes_of(op, device):
-            calls = copies(op, shape, device)
+            calls = copies(op, shape, device, most_copies)
             for backend in OPS[op].backends:
                 yield _time_backend(op, backend.name, shape, device, calls, rounds, limit)
             if peers is not None:
