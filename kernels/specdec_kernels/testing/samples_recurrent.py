@@ -104,6 +104,11 @@ def as_prompt(make: Callable[[Sizes], Call]) -> Callable[[Sizes], Call]:
     return made
 
 
+def single(make: Callable[[Sizes], Call]) -> Callable[[Sizes], Call]:
+    """The same call with one node for each request, as without drafts."""
+    return lambda sizes: make(replace(sizes, nodes=1))
+
+
 _NAMES = ("rows", "nodes", "length", "heads", "width", "dtype")
 _HEADS = (*_NAMES, "kv_heads")
 RECURRENT_SAMPLES = {
@@ -114,11 +119,16 @@ RECURRENT_SAMPLES = {
     "window_commit": Sample(window_moves, _NAMES),
 }
 RECURRENT_OPTIONS: dict[str, dict[str, Callable[[Sizes], Call]]] = {
-    "tree_delta": {"gates of channels": with_gates(delta, "channels"), "prompt": as_prompt(delta)},
+    "tree_delta": {
+        "gates of channels": with_gates(delta, "channels"),
+        "prompt": as_prompt(delta),
+        "one node": single(delta),
+    },
     "tree_ssm": {
         "gates of channels": with_gates(ssm, "channels"),
         "gates of elements": with_gates(ssm, "elements"),
         "prompt": as_prompt(ssm),
+        "one node": single(ssm),
     },
     "tree_conv": {"prompt": as_prompt(conv)},
 }
