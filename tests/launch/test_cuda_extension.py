@@ -1,10 +1,11 @@
 """CUDA C++ without a GPU: every operator launches on the device of its tensors, on that device's current stream.
 
 nvcc compiles csrc/bindings/kv_cache_cuda.cu, and the object is linked with a simulated CUDA runtime
-(`cuda_runtime.cpp`) that checks every launch and runs its threads on the host. Nothing in the source is changed but its
-device guard: where the variable WRONG_DEVICE is set, it takes device 0, the mistake that must be noticed. Shown are the host functions: checks of
-arguments, device guard, stream, grid, block, packed parameters, choice of the copy unit, and what the threads then
-write. Not shown are machine code, data races, the real runtime and torch's own device guard, which a CPU build lacks.
+(`cuda_runtime.cpp`) that checks every launch and runs its threads on the host. Only the device guard of the source is
+changed: where the variable WRONG_DEVICE is set, it takes device 0, a mistake that must be noticed. Shown are the host
+functions: checks of arguments, device guard, stream, grid, block, packed parameters, choice of the copy unit, and what
+the threads then write. Not shown are machine code, data races, the real runtime and torch's own device guard, which a
+CPU build lacks.
 """
 
 from __future__ import annotations
