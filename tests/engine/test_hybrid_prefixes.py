@@ -154,3 +154,40 @@ def test_a_prompt_keeps_no_more_states_than_rows_and_names_no_page_behind_them()
     assert most <= 1 and len(cache.pages._snapshots) == 1
     assert len(handle.tokens) == 30 and cache.pages.num_named == 22, "88 of 89 tokens, and none that were generated"
     own.close()
+
+
+@pytest.mark.parametrize("chunk", [3, 5, 16])
+def test_prompts_in_small_chunks_save_and_adopt_the_same_states(chunk: int) -> None:
+    own = target("qwen3_next")
+    want, _ = conversation(Engine(own, prefix_sharing=False))
+    texts, cached = conversation(Engine(own, prefill_chunk=chunk))
+    assert texts == want and cached == [0, 16, 28]
+    own.close()
+
+
+@pytest.mark.parametrize("family", ["bamba", "qwen3_next"])
+def test_preempted_requests_share_and_keep_their_texts(family: str) -> None:
+    """Pages for two of three requests: one is preempted, and reads its text again behind what is shared."""
+    own = HuggingFaceTarget(hybrid_models.model(family), max_rows=3, page_size=4, max_length=128, num_pages=29)
+    prompts = [[*range(5, 25), 30 + at] for at in range(3)]
+    params = SamplingParams(temperature=0.8, seed=2, max_new_tokens=40, ignore_eos=True)
+    texts: list[list[list[int]]] = []
+    for shares in (False, True):
+        engine = Engine(own, get_drafter("ngram")(num_draft_tokens=3), prefix_sharing=shares)
+        texts.append([list(each.tokens) for each in engine.generate([list(each) for each in prompts], params)])
+        assert engine.stats.preemptions > 0
+    assert texts[0] == texts[1]
+    own.close()
+
+
+def test_scored_prompts_have_the_log_probabilities_of_prompts_that_are_not_shared() -> None:
+    own = target("mamba")
+    params = SamplingParams(temperature=0, max_new_tokens=4, ignore_eos=True, prompt_logprobs=0)
+    prompt, scores = [*range(5, 30)], []
+    for shares in (False, True):
+        engine = Engine(own, prefix_sharing=shares)
+        engine.generate([[*prompt, 4]], GREEDY)
+        handle = engine.generate([[*prompt, 9]], params)[0]
+        scores.append((handle.prompt_logprobs, list(handle.tokens)))
+    assert scores[0] == scores[1]
+    own.close()
