@@ -113,7 +113,8 @@ def test_graph_steps_have_chunks_too() -> None:
     large, small = (target("llama4", max_rows=8) for _ in range(2))
     engine = Engine(large, get_drafter("draft_model")(small), rule="replay", step_mode="graph")
     found = [list(each.tokens) for each in engine.generate(PROMPTS, params(1.0))]
-    assert found == expected("llama4", 1.0) and engine.step_mode == "graph"
+    assert found == expected("llama4", 1.0)
+    assert engine.step_mode == "graph" and engine._failures.last is None
 
 
 def test_compiled_passes_have_chunks_too(monkeypatch: pytest.MonkeyPatch) -> None:

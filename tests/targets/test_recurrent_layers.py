@@ -78,6 +78,36 @@ def test_bits_after_a_tree_are_those_of_single_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MIXERS.values(), ids=MIXERS.keys())
+def test_states_after_two_hundred_trees_are_those_of_single_tokens(name: str) -> None:
+    """Four rows grow by a path of a tree in each step, and four twins by its tokens, one at a time."""
+    target = HuggingFaceTarget(hybrid_models.model(name), max_rows=8)
+    steps, source, lengths = Stepper(target), random.Random(11), [60] * 4
+    try:
+        for _ in range(50):
+            for row in range(4):
+                if lengths[row] > 50:
+                    prompt = [source.randrange(1, 90) for _ in range(source.randint(1, 5))]
+                    steps.start(row, prompt)
+                    steps.start(row + 4, prompt)
+                    lengths[row] = len(prompt)
+            trees = [random_tree(source) for _ in range(4)]
+            _, slots = steps.score([(row, *tree) for row, tree in enumerate(trees)])
+            paths, first = [], 0
+            for row, (tokens, parents) in enumerate(trees):
+                path = path_to(parents, source.randrange(len(tokens)))
+                paths.append([first + node for node in path])
+                first += len(tokens)
+                lengths[row] += len(path)
+                for node in path:
+                    steps.feed(row + 4, [tokens[node]])
+            steps.commit(list(range(4)), slots, paths)
+            for row in range(4):
+                assert equal(steps.states(row), steps.states(row + 4)), trees[row]
+    finally:
+        target.close()
+
+
+@pytest.mark.parametrize("name", MIXERS.values(), ids=MIXERS.keys())
 def test_refused_tokens_leave_no_trace(name: str) -> None:
     """A chain of six draft tokens is refused at every position, beside a row that drafts nothing."""
     target = HuggingFaceTarget(hybrid_models.model(name), max_rows=4)
