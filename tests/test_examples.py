@@ -20,6 +20,7 @@ SAYS = {
     "embed_ops.py": ["tree_attention  cpu", "request 0: path", "tokens committed"],
     "medusa_heads.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "mtp_module.py": ["held-out loss", "same text: True", "tokens per target pass"],
+    "hybrid.py": ["T = 0: ", "T = 1: ", "with drafts; same texts: True", "And it came to pass"],
     "grammar.py": [" eos", "chapter: ", "same texts without speculation: True"],
     "tensor_parallel.py": ["24 tokens, tau", "processes: 1"],
     "serve_ray.py": ["2 replicas answer", "True"],

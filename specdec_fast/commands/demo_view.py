@@ -11,7 +11,7 @@ from rich.text import Text
 
 from specdec_fast.commands.demo_comparison import Comparison, distribution_of, is_replaying, summary
 from specdec_fast.commands.info import num_parameters
-from specdec_fast.commands.open_engine import BUNDLED_TARGET
+from specdec_fast.commands.open_engine import BUNDLED_HYBRID, BUNDLED_TARGET
 from specdec_fast.commands.terminal_output import STYLES, Painter, harmless, legend, paint, percents, print_table
 from specdec_fast.loading import ASSETS
 
@@ -55,8 +55,8 @@ def print_title(out: Console, header: dict[str, Any]) -> None:
 
 
 def model_note(model: str) -> str:
-    """Returns a sentence about the size of the bundled target; empty for any other model."""
-    if model != BUNDLED_TARGET:
+    """Returns a sentence about the size of a bundled target; empty for any other model."""
+    if model not in (BUNDLED_TARGET, BUNDLED_HYBRID):
         return ""
     count = num_parameters(ASSETS / model) or 0
     return f"{model} has only {count / 1e6:.1f}M parameters, so its text is not meaningful prose."

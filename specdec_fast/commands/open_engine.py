@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from specdec_fast.engine.engine import Engine
 
-BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
+BUNDLED_TARGET, BUNDLED_HYBRID, BUNDLED_DRAFT = "demo-target", "demo-hybrid", "demo-draft"
 _PATIENCE = 2.0
 """Seconds of loading after which a terminal shows a note."""
 _LARGE_FILE = 2**26
@@ -151,7 +151,7 @@ def resolve(
         raise ValueError(f"--draft {draft} with --drafter {drafter}: expected only one of them")
     if draft_tokens is not None and draft_tokens < 0:
         raise ValueError(f"--draft-tokens: got {draft_tokens}; expected 0 (plain decoding) or more")
-    if model == BUNDLED_TARGET and draft is None and takes:
+    if model in (BUNDLED_TARGET, BUNDLED_HYBRID) and draft is None and takes:
         draft = BUNDLED_DRAFT
     if drafter is None and draft is not None:
         drafter = "draft_model"

@@ -24,7 +24,7 @@ DraftModel = Annotated[
     typer.Option(
         "--draft",
         "-d",
-        help="Draft model, in the same form (default: demo-draft for the bundled target).",
+        help="Draft model, in the same form (default: demo-draft for a bundled target).",
         rich_help_panel=_MODELS,
     ),
 ]

@@ -90,9 +90,9 @@ def load(
     """Builds an engine from model names.
 
     Args:
-        target: The target: a bundled name ("demo-target", "demo-draft"), a folder, a GGUF file, a hub id, the folder of
-            a PEFT adapter, a loaded transformers model, or a PeftModel. Objects are given back as they were when the
-            engine is closed or garbage collected.
+        target: The target: a bundled name ("demo-target", "demo-draft", "demo-hybrid"), a folder, a GGUF file, a hub
+            id, the folder of a PEFT adapter, a loaded transformers model, or a PeftModel. Objects are given back as
+            they were when the engine is closed or garbage collected.
         draft: The draft model, in the same form, or None.
         drafter: Name of the drafter, or "none" to decode plainly. Default: "draft_model" if there is a draft model.
             Without one, "auto" on a CPU, under a rule whose texts do not depend on the drafts; else none. The engine's

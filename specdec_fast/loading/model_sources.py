@@ -13,7 +13,7 @@ from pathlib import Path
 from specdec_kernels.unknown_names import closest
 
 ASSETS = Path(__file__).parents[1] / "assets"
-BUNDLED = {"demo-target": ASSETS / "demo-target", "demo-draft": ASSETS / "demo-draft"}
+BUNDLED = {name: ASSETS / name for name in ("demo-target", "demo-draft", "demo-hybrid")}
 _FORMS = f"expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json and weights"
 EXPECTED = f"{_FORMS}, or a .gguf file"
 EXPECTED_OR = f"{_FORMS}, a .gguf file, or"

@@ -104,8 +104,8 @@ def load_model(
     """Loads a causal language model of transformers.
 
     Args:
-        source: A bundled name ("demo-target", "demo-draft"), a folder, a GGUF file, a hub id, or the folder of a PEFT
-            adapter that names its model.
+        source: A bundled name ("demo-target", "demo-draft", "demo-hybrid"), a folder, a GGUF file, a hub id, or the
+            folder of a PEFT adapter that names its model.
         dtype: Dtype of the weights. Those of GGUF files are converted to it.
         device: Device of the weights.
         what: Name of the model in messages.

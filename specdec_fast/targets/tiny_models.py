@@ -86,6 +86,13 @@ HYBRID_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "kimi_linear",
         {**_LATENT, "linear_num_heads": 4, "linear_head_dim": 16, "q_lora_rank": None, "n_routed_experts": 4},
     ),
+    "kimi_linear_dense": (
+        "kimi_linear",
+        {
+            **_LATENT, "linear_num_heads": 4, "linear_head_dim": 16, "q_lora_rank": None,
+            "mlp_layer_types": ["dense"] * 4,
+        },
+    ),
     "bailing_hybrid": ("bailing_hybrid", {**_LATENT, "num_local_experts": 4}),
     "mamba2": (
         "mamba2",

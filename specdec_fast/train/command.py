@@ -6,12 +6,17 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specdec_fast.train.heads.eagle_command import eagle, eagle3
 from specdec_fast.train.heads.parallel_command import blockwise, medusa
+
+if TYPE_CHECKING:
+    from specdec_fast.train.demo_pair.recipe import Recipe
+
+_TARGET_TOKENS, _HYBRID_TOKENS = 6_000_000, 3_000_000
 
 app = typer.Typer(help="Train the bundled pair, or heads for any model.", no_args_is_help=True)
 
@@ -61,9 +66,18 @@ class _Progress:
 
 @app.command("demo-pair")
 def demo_pair(
-    out: Annotated[Path, typer.Option(help="Work folder; an interrupted run continues from it.")] = Path("demo-pair"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Work folder; an interrupted run continues from it (default: demo-pair or demo-hybrid)."),
+    ] = None,
+    hybrid: Annotated[
+        bool, typer.Option("--hybrid", help="Train the hybrid target, from the bundled pair, and nothing else.")
+    ] = False,
     minutes: Annotated[float | None, typer.Option(help="Total training time; replaces the numbers of tokens.")] = None,
-    target_tokens: Annotated[int, typer.Option(help="Training tokens of the target.")] = 6_000_000,
+    target_tokens: Annotated[
+        int | None,
+        typer.Option(help=f"Training tokens of the target (default: {_TARGET_TOKENS:,}; hybrid: {_HYBRID_TOKENS:,})."),
+    ] = None,
     draft_tokens: Annotated[int, typer.Option(help="Distillation tokens of the draft model.")] = 40_000_000,
     threads: Annotated[int, typer.Option(help="Number of CPU threads; 0 keeps PyTorch's default.")] = 0,
     workers: Annotated[
@@ -77,15 +91,22 @@ def demo_pair(
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the models with torch.compile.")
     ] = True,
-    install: Annotated[bool, typer.Option(help="Replace the bundled pair with the result.")] = False,
+    install: Annotated[bool, typer.Option(help="Replace the bundled models with the result.")] = False,
 ) -> None:
-    """Train tokenizer, target and draft model of the demo pair on the text of this machine (CPU, resumable)."""
+    """Train tokenizer, target and draft model of the demo pair on the text of this machine (CPU, resumable).
+
+    With --hybrid, distil the bundled target into a hybrid one, which shares its tokenizer and draft model.
+    """
     import torch
     from transformers.utils import logging
 
-    from specdec_fast.train.demo_pair import pipeline as pair
-    from specdec_fast.train.demo_pair.recipe import timed, tokened
+    from specdec_fast.train.demo_pair.hybrid_pipeline import ASSETS, install_hybrid, run_hybrid
+    from specdec_fast.train.demo_pair.pipeline import install as install_pair
+    from specdec_fast.train.demo_pair.pipeline import run
+    from specdec_fast.train.demo_pair.recipe import HybridRecipe, hybrid_timed, hybrid_tokened, timed, tokened
 
+    out = out or Path("demo-hybrid" if hybrid else "demo-pair")
+    target_tokens = target_tokens if target_tokens is not None else _HYBRID_TOKENS if hybrid else _TARGET_TOKENS
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes: got {minutes}; expected more than 0")
     if min(target_tokens, draft_tokens, workers) < 1 or threads < 0:
@@ -95,25 +116,34 @@ def demo_pair(
         )
     if threads:
         torch.set_num_threads(threads)
-    recipe = timed(minutes) if minutes else tokened(target_tokens, draft_tokens)
     if bfloat16 is None:
         able = torch.cpu.get_capabilities()
         bfloat16 = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-    recipe = dataclasses.replace(recipe, seed=seed, compiled=compiled, workers=workers, bfloat16=bfloat16)
+    how: dict[str, Any] = {"seed": seed, "compiled": compiled, "workers": workers, "bfloat16": bfloat16}
+    recipe: Recipe
+    if hybrid:
+        recipe = hybrid_timed(minutes) if minutes else hybrid_tokened(target_tokens)
+    else:
+        recipe = timed(minutes) if minutes else tokened(target_tokens, draft_tokens)
+    recipe = dataclasses.replace(recipe, **how)
     logging.disable_progress_bar()  # this command has its own
     progress = _Progress()
+    say = progress.bar.console.print if progress.live else print
     try:
         with progress.bar:
-            numbers = pair.run(recipe, out, progress, say=progress.bar.console.print if progress.live else print)
+            if isinstance(recipe, HybridRecipe):
+                numbers = run_hybrid(recipe, out, progress, say=say)
+            else:
+                numbers = run(recipe, out, progress, say=say)
     except KeyboardInterrupt:
         print(
             f"specdec: interrupted; finished work is kept in {out}; run the same command again to continue",
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
-    alpha, bits = numbers["alpha_held_out"]["all"]["alpha"], numbers["bits_per_byte"]["target"]["all"]
+    alpha = numbers["alpha_held_out"]["all"]["alpha"]
+    bits = numbers["bits_per_byte"]["hybrid" if hybrid else "target"]["all"]
     typer.echo(f"alpha {alpha:.3f}, target {bits:.3f} bits per byte; written to {out / 'export'}")
     if install:
-        assets = Path(pair.__file__).parent.parent / "assets"
-        pair.install(out, assets)
-        typer.echo(f"installed into {assets}")
+        (install_hybrid if hybrid else install_pair)(out, ASSETS)
+        typer.echo(f"installed into {ASSETS}")

@@ -118,7 +118,8 @@ def test_the_wheel_holds_the_data_files_of_the_packages(
     packages = [path.relative_to(root) for path in listed(root) if path.suffix != ".so"]
     wanted = {path.as_posix() for path in packages if path.parts[0] == "specdec_fast"}
     wanted |= {path.relative_to("kernels").as_posix() for path in packages if path.parts[:2] == OPERATORS}
-    assert {"specdec_fast/assets/demo-target/model.safetensors", "specdec_kernels/__init__.py"} <= wanted
+    models = {f"specdec_fast/assets/{name}/model.safetensors" for name in ("demo-target", "demo-draft", "demo-hybrid")}
+    assert {*models, "specdec_fast/assets/demo-hybrid.md", "specdec_kernels/__init__.py"} <= wanted
     assert sorted(wanted - held) == []
     outside = [name for name in held - wanted if ".dist-info/" not in name]
     assert outside == []

@@ -23,8 +23,9 @@ EXPERTS = ("qwen3_next_experts", "qwen3_5_experts", "kimi_linear", "bailing_hybr
 SAME_BITS = tuple(each for each in NAMES if each not in (*EXPERTS, "zamba"))
 """Families whose bits do not depend on the number of tokens. Zamba multiplies its steps in one product."""
 MIXERS = {
-    "gated delta rule": "qwen3_next", "output of a delta rule": "olmo_hybrid", "Mamba-2": "bamba",
-    "attention beside Mamba-2": "falcon_h1", "Mamba-1": "mamba", "short convolution": "lfm2",
+    "gated delta rule": "qwen3_next", "output of a delta rule": "olmo_hybrid",
+    "Kimi delta attention": "kimi_linear_dense", "Mamba-2": "bamba", "attention beside Mamba-2": "falcon_h1",
+    "Mamba-1": "mamba", "short convolution": "lfm2",
 }  # fmt: skip
 """A family of each kind without experts."""
 

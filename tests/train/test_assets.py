@@ -1,4 +1,4 @@
-"""The bundled demo pair: its facts, that it loads, and that dependent files still fit it."""
+"""The bundled demo pair and hybrid: their facts, that they load, and that dependent files still fit them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_the_target_is_the_one_that_drafters_are_trained_for():
     assert hashlib.sha256(weights).hexdigest() == TARGET_SHA256
 
 
-def test_all_assets_stay_under_20_megabytes():
-    assert sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) < 20e6
+def test_all_assets_stay_under_34_megabytes():
+    assert sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) < 34e6
 
 
 def test_shapes_and_formats(pair):
@@ -100,3 +100,43 @@ def test_greedy_text_does_not_loop(pair, tokenizer):
     for row in workload_texts(pair[0], tokenizer, prompts, 0.0):
         assert row["loop"] == 0, row["id"]
         assert row["distinct_4"] > 0.4, row["id"]
+
+
+@pytest.fixture(scope="module")
+def hybrid():
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(ASSETS / "demo-hybrid", dtype=torch.float32).eval()
+
+
+def test_the_hybrid_is_small_and_mostly_recurrent(hybrid, pair):
+    kinds = hybrid.config.layer_types
+    assert kinds == (["linear_attention"] * 3 + ["full_attention"]) * 3
+    assert (ASSETS / "demo-hybrid" / "model.safetensors").stat().st_size < 14e6
+    assert 6.5e6 < sum(p.numel() for p in hybrid.parameters()) < 7e6
+    assert hybrid.config.vocab_size == pair[1].config.vocab_size
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (ASSETS / "demo-hybrid" / name).read_bytes() == (ASSETS / "demo-target" / name).read_bytes()
+    assert json.loads((ASSETS / "demo-hybrid" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_alpha_of_the_hybrid_on_held_out_text(hybrid, pair, tokenizer):
+    rows = {"draft": [], "llama": []}
+    for part in (ASSETS / "heldout.txt").read_text(encoding="utf-8").split("\f"):
+        ids = torch.tensor([[tokenizer.eos_token_id, *tokenizer(part)["input_ids"]]])
+        with torch.no_grad():
+            logits = hybrid(input_ids=ids).logits
+            for name, model in zip(("llama", "draft"), pair, strict=True):
+                rows[name].append(overlap(logits, model(input_ids=ids).logits)[0])
+    alpha = {name: torch.cat(found).mean().item() for name, found in rows.items()}
+    assert alpha["draft"] >= 0.7 and alpha["llama"] >= 0.75, alpha
+
+
+def test_the_card_of_the_hybrid_and_its_numbers():
+    numbers = json.loads((ASSETS / "demo-hybrid.json").read_text())
+    weights = (ASSETS / "demo-hybrid" / "model.safetensors").read_bytes()
+    assert numbers["target"]["sha256"] == hashlib.sha256(weights).hexdigest()
+    assert numbers["made_from"] == TARGET_SHA256
+    card = (ASSETS / "demo-hybrid.md").read_text(encoding="utf-8")
+    for word in (numbers["target"]["sha256"], TARGET_SHA256, "Bits per byte", "alpha", "demo-pair.md", "Limits"):
+        assert word in card

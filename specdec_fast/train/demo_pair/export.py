@@ -127,9 +127,10 @@ def workload_texts(
     return rows
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Returns a value for JSON, whose numbers have four decimals; NaN becomes None."""
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, float):
         return None if value != value else round(value, 4)  # JSON has no NaN
     return value
@@ -157,8 +158,8 @@ def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) 
     say("measuring bits per byte and alpha on held-out documents")
     rows = acceptance(target, draft, windows(documents, length, recipe.measured_tokens))
     numbers: dict[str, Any] = {
-        "target": _model_facts(target, export / "demo-target"),
-        "draft": _model_facts(draft, export / "demo-draft"),
+        "target": model_facts(target, export / "demo-target"),
+        "draft": model_facts(draft, export / "demo-draft"),
         "bits_per_byte": {who: bits_per_byte(rows, documents, who) for who in ("target", "draft")},
         "alpha_held_out": rows,
     }
@@ -187,8 +188,8 @@ def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) 
         }
         for name, lines in texts.items()
     }
-    numbers["training"] = _training_facts(out)
-    numbers = _rounded(numbers)
+    numbers["training"] = training_facts(out, ("target-start", "target", "final", "draft"))
+    numbers = rounded(numbers)
     (export / "demo-pair.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     (out / "texts.json").write_text(json.dumps(texts, indent=1), encoding="utf-8")
     notes = out / "notes.md"
@@ -196,7 +197,8 @@ def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) 
     return numbers
 
 
-def _model_facts(model: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
+def model_facts(model: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
+    """Returns the parameters and layers of an exported model, and the bytes and sha256 of its weights."""
     weights = folder / "model.safetensors"
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -206,9 +208,10 @@ def _model_facts(model: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
     }
 
 
-def _training_facts(out: Path) -> dict[str, Any]:
+def training_facts(out: Path, stages: Sequence[str]) -> dict[str, Any]:
+    """Returns steps, tokens, seconds and loss of stages, from their checkpoints."""
     facts = {}
-    for name in ("target-start", "target", "final", "draft"):
+    for name in stages:
         stored = torch.load(out / f"{name}.pt", map_location="cpu", weights_only=True)["progress"]
         facts[name] = {key: stored[key] for key in ("step", "tokens", "seconds", "loss")}
     return facts

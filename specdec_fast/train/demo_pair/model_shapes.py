@@ -1,13 +1,16 @@
-"""Sizes of the demo pair's two Llama models, and functions that build and grow them."""
+"""Sizes of the demo pair's Llama models and of its hybrid target, and functions that build and grow them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
     from transformers import LlamaForCausalLM
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,25 @@ class Shape:
 # The target has many thin layers: at batch 1 each has a fixed cost, which a shallow draft does not pay.
 TARGET = Shape(layers=12, hidden=256, heads=4, kv_heads=2, inner=448)
 DRAFT = Shape(layers=1, hidden=192, heads=3, kv_heads=3, inner=384)
+# Layers of the hybrid target with attention; the others have a gated delta rule.
+ATTENTION_EVERY = 4
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds torch inside the context, and leaves its generator as it was."""
+    import torch
+
+    before = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
 
 
 def build(shape: Shape, seed: int, end_id: int = 0) -> LlamaForCausalLM:
     """Builds a randomly initialised float32 Llama with tied embeddings."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -52,13 +69,52 @@ def build(shape: Shape, seed: int, end_id: int = 0) -> LlamaForCausalLM:
         initializer_range=0.02,
         attention_dropout=0.0,
     )
-    generator_state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    try:
-        model = LlamaForCausalLM(config).float()
-    finally:
-        torch.set_rng_state(generator_state)
-    return model
+    with _seeded(seed):
+        return LlamaForCausalLM(config).float()
+
+
+def build_hybrid(shape: Shape, seed: int, end_id: int = 0) -> Qwen3_5ForCausalLM:
+    """Builds a randomly initialised float32 hybrid model with the sizes of a Llama and tied embeddings.
+
+    Args:
+        shape: Sizes of the Llama. Its key-value heads are the heads of the gated delta rules.
+        seed: Seed of the weights.
+        end_id: Token that ends a text.
+
+    Returns:
+        The model. Every fourth layer has attention, and the others a gated delta rule.
+    """
+    from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
+
+    config = Qwen3_5TextConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        linear_num_key_heads=shape.kv_heads,
+        linear_num_value_heads=shape.kv_heads,
+        linear_key_head_dim=shape.head_dim,
+        linear_value_head_dim=shape.head_dim,
+        linear_conv_kernel_dim=4,
+        layer_types=[
+            "linear_attention" if (index + 1) % ATTENTION_EVERY else "full_attention" for index in range(shape.layers)
+        ],
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+        bos_token_id=end_id,
+        eos_token_id=end_id,
+        pad_token_id=end_id,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        rms_norm_eps=1e-5,
+        initializer_range=0.02,
+        attention_dropout=0.0,
+    )
+    with _seeded(seed):
+        return Qwen3_5ForCausalLM(config).float()
 
 
 def mixed(bfloat16: bool) -> torch.autocast:

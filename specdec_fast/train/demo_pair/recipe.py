@@ -51,6 +51,26 @@ class Recipe:
     save_every: float = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class HybridRecipe(Recipe):
+    """Hyperparameters of `specdec_fast.train.demo_pair.hybrid_pipeline.run_hybrid`.
+
+    `target` has the sizes of the Llama that is converted, and `draft` those of its draft, which is kept.
+    """
+
+    context: int = 256
+    corpus_contexts: int = 4096
+    sampled_contexts: int = 1024
+    mixers_budget: Budget = field(default_factory=lambda: Budget(tokens=375_000))
+    mixers_blocks: int = 8  # mixers alone: blocks of `context` tokens per step
+    mixers_muon_lr: float = 0.012
+    mixers_adam_lr: float = 3e-3
+    hybrid_budget: Budget = field(default_factory=lambda: Budget(tokens=2_625_000))
+    contexts_per_step: int = 8
+    muon_lr: float = 0.003  # the weights that are copied are trained already
+    adam_lr: float = 1e-3
+
+
 def tokened(target_tokens: int, draft_tokens: int) -> Recipe:
     """Returns the recipe with budgets in tokens, whose result does not depend on speed or interruptions.
 
@@ -84,4 +104,30 @@ def timed(minutes: float) -> Recipe:
         target_budget=Budget(seconds=seconds["target"]),
         unlikelihood_budget=Budget(seconds=seconds["unlikelihood"] / Recipe().unlikelihood_rounds),
         draft_budget=Budget(seconds=seconds["draft"]),
+    )
+
+
+def hybrid_tokened(target_tokens: int) -> HybridRecipe:
+    """Returns the recipe of the hybrid target with budgets in tokens. A short distillation writes few contexts.
+
+    Args:
+        target_tokens: Training tokens of the hybrid target. The mixers alone get an eighth of them.
+
+    Returns:
+        The recipe.
+    """
+    full, alone = HybridRecipe(), target_tokens // 8
+    share = min((target_tokens - alone) / ((full.corpus_contexts + full.sampled_contexts) * full.context), 1.0)
+    return HybridRecipe(
+        corpus_contexts=max(round(share * full.corpus_contexts), full.contexts_per_step),
+        sampled_contexts=max(round(share * full.sampled_contexts), full.contexts_per_step),
+        mixers_budget=Budget(tokens=alone),
+        hybrid_budget=Budget(tokens=target_tokens - alone),
+    )
+
+
+def hybrid_timed(minutes: float) -> HybridRecipe:
+    """Returns the recipe of the hybrid target with a total budget in minutes."""
+    return HybridRecipe(
+        mixers_budget=Budget(seconds=60.0 * minutes * 0.15), hybrid_budget=Budget(seconds=60.0 * minutes * 0.85)
     )
