@@ -181,7 +181,7 @@ def with_batch_invariant_activations(model: torch.nn.Module, forward: Callable[.
         if kind in _transcendental() and not getattr(module, "inplace", False):
             module.__class__ = _batch_invariant_type(kind)
     others = [each for each in model.modules() if not isinstance(each, torch.nn.Conv1d)]
-    if any(parameter.dim() > 2 for each in others for parameter in each.parameters(recurse=False)):
+    if any(_is_stack(parameter) for each in others for parameter in each.parameters(recurse=False)):
         return forward
     found: set[float] | None = None
 
@@ -198,6 +198,11 @@ def with_batch_invariant_activations(model: torch.nn.Module, forward: Callable[.
         return logits
 
     return run
+
+
+def _is_stack(parameter: Tensor) -> bool:
+    """Whether a parameter is a stack of matrices, as experts have. Kimi's decay [1, 1, H, 1] is a vector."""
+    return sum(size > 1 for size in parameter.shape) > 2
 
 
 def _may_differ(size: float, tokens: int) -> bool:
