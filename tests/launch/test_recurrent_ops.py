@@ -9,7 +9,10 @@ import torch
 from oracles.recurrent_batches import GATES, Trees, int32, make_layer
 
 from specdec_kernels import OPS, simulated_gpu, tree_conv, use_backend, window_commit
+from specdec_kernels.dispatch.torch_ops import LAUNCHES
 from specdec_kernels.graph_capture import capture
+from specdec_kernels.testing.agreement import make_sample, tensors_in
+from specdec_kernels.testing.samples_attention import Sizes
 
 pytestmark = pytest.mark.aot
 DEVICE = torch.device("cuda:0")
@@ -81,3 +84,48 @@ def test_the_form_follows_from_shapes(gpu: simulated_gpu.Gpu, op: str, gate: str
         gpu.clear()
         OPS[op](*given, **options)
         assert [each.kernel for each in gpu.launches] == [f"{op}.triton_kernel:{form}"]
+
+
+MISFITS: dict[str, tuple[str, Any]] = {
+    "tree_conv of two dtypes": ("tree_conv", {3: lambda window: window.bfloat16()}),
+    "tree_conv in float64": ("tree_conv", dict.fromkeys((0, 1, 2, 3), torch.Tensor.double)),
+    "tree_delta in float64": ("tree_delta", dict.fromkeys(range(6), torch.Tensor.double)),
+    "tree_ssm in float64": ("tree_ssm", dict.fromkeys(range(5), torch.Tensor.double)),
+    "state_commit in float64": ("state_commit", dict.fromkeys(range(4), torch.Tensor.double)),
+    **{
+        f"{op} of many channels": (op, {at: lambda part: torch.cat([part] * 40, dim=2)[:, :, :513] for at in places})
+        for op, places in (("tree_delta", (0, 1, 5)), ("tree_ssm", (0, 1, 4)), ("state_commit", (0, 1)))
+    },
+}
+"""Operators, and changes of arguments by position with which their kernels cannot serve a call."""
+
+
+def changed(case: str, device: str) -> tuple[str, Any]:
+    name, changes = MISFITS[case]
+    call = make_sample(name, Sizes(rows=2, nodes=3, heads=2, kv_heads=1, width=16), device=torch.device("cpu"))
+    given = [changes.get(at, lambda same: same)(each) for at, each in enumerate(call.arguments)]
+    return name, [each.to(device) if isinstance(each, torch.Tensor) else each for each in given]
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_the_dispatcher_leaves_misfits_to_the_reference(gpu: simulated_gpu.Gpu, case: str) -> None:
+    """Compiled code and torch.ops.specdec refuse what the operators refuse: no launch, and the same results."""
+    name, given = changed(case, "cuda:0")
+    _, expected = changed(case, "cpu")
+    gpu.clear()
+    found, want = LAUNCHES[name](*given), OPS[name].reference(*expected)
+    assert gpu.launches == []
+    for one, other in zip((*tensors_in(found), *given), (*tensors_in(want), *expected), strict=True):
+        assert not isinstance(one, torch.Tensor) or torch.equal(one.cpu(), other)
+
+
+@pytest.mark.parametrize("form", ["triton", "triton_sequence"])
+@pytest.mark.parametrize("op", ["tree_delta", "tree_ssm"])
+def test_rocm_is_left_to_the_reference(
+    gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch, op: str, form: str
+) -> None:
+    call = make_sample(op, Sizes(rows=2, nodes=3, heads=2, kv_heads=1, width=16), device=DEVICE)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    reasons = {row.backend: str(row.reason) for row in OPS[op].explain(*call.arguments, **call.options)}
+    assert reasons[form].startswith("torch is built for ROCm 7.0; these kernels need products in tf32x3")
+    assert OPS[op].choose_backend(*call.arguments, **call.options) == "reference"

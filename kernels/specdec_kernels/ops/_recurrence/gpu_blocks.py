@@ -99,6 +99,13 @@ def why_not_registers(state: Tensor) -> str | None:
     return None
 
 
+def why_not_program(state: Tensor) -> str | None:
+    """Returns why the programs of a recurrence cannot serve this state here, or None."""
+    if torch.version.hip is not None:
+        return f"torch is built for ROCm {torch.version.hip}; these kernels need products in tf32x3 and maxnreg of CUDA"
+    return why_not_registers(state)
+
+
 def gate_kind(log_gate: Tensor, decay: Tensor | None) -> int:
     """Returns the constant GATE of a kernel: HEAD, CHANNEL or ELEMENT of `triton_nodes.py`."""
     return 2 if decay is not None else log_gate.dim() - 2
