@@ -56,7 +56,8 @@ class Work:
     """What a call of a triangular system takes.
 
     Attributes:
-        bytes: Bytes that it must read and write: each state once, and float32 inputs and results of all nodes.
+        bytes: Bytes that it must read and write without `advance`: each state once, and float32 inputs and results of
+            all nodes.
         products: Multiplications in its matrix instructions, those of empty rows of tiles included.
     """
 
@@ -85,7 +86,7 @@ def triangle_work(
     tiles = -(-nodes // NODES)
     pairs = tiles * (tiles + 1) // 2
     reads = tiles * (2 if delta else 1) * NODES * blocks.keys * blocks.columns
-    ancestors = pairs * 2 * NODES * NODES * blocks.keys
+    ancestors = pairs * (2 if delta else 1) * NODES * NODES * blocks.keys
     outputs = (tiles + (pairs - tiles) * (2 if delta else 1)) * NODES * NODES * blocks.columns
     programs = batch * heads * -(-width // blocks.columns)
     node = 2 * groups * keys + results * heads * width + (2 if delta else 1) * heads
