@@ -13,7 +13,7 @@ from .._recurrence.gpu_blocks import NODES, STAGES, check_whole_rows, choose_blo
 from .reference import check, check_data
 
 REGISTERS = 128
-"""Registers of a thread of the triangular system: four programs fit on a multiprocessor. Ceilings record what spills."""
+"""Registers of a thread of the triangular system: four programs fit on a multiprocessor. Ceilings record spills."""
 
 
 def _run(
@@ -85,8 +85,8 @@ def tree_ssm(
     The grid follows from shapes, and trees are read on the device: a CUDA graph can capture the call. Results agree
     with the reference to rounding. Without `decay`, the bits of a node may change with its place in the tree.
 
-    On a GPU rows are not checked outside of debug mode. Nodes of a row that does not exist get outputs that
-    nobody wrote.
+    On a GPU rows are not checked outside of debug mode. Nodes of a row that does not exist get uninitialised
+    outputs.
 
     Returns:
         Outputs [M, H, V].
