@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from oracles import heads, models
+from oracles.simulated_gpu_engines import hybrid_engine, texts
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_fast.rules import rule_names
@@ -41,3 +42,11 @@ def texts_on(device: str, rule: str, drafter: str, temperature: float, folder: P
 def test_texts_on_a_gpu_equal_those_on_a_cpu(rule: str, drafter: str, temperature: float, tmp_path: Path) -> None:
     wanted = texts_on("cpu", rule, drafter, temperature, tmp_path / "cpu")
     assert texts_on("cuda", rule, drafter, temperature, tmp_path / "gpu") == wanted
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba", "lfm2"])
+def test_greedy_texts_of_hybrids_on_a_gpu_equal_those_on_a_cpu(family: str, drafts: bool) -> None:
+    wanted = texts(hybrid_engine(family, "cpu", "sync", drafts), 0.0, (1, 17))
+    made = hybrid_engine(family, "cuda", "graph", drafts)
+    assert texts(made, 0.0, (1, 17)) == wanted and made.step_mode == "graph", made.explain()

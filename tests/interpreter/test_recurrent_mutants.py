@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.recurrent_batches import Trees, check_against_float64, int32, make_layer
+from oracles.recurrent_batches import Trees, check_against_float64, check_extreme_gates, int32, make_layer
 
 from specdec_kernels import tree_conv, use_backend, window_commit
 
@@ -38,6 +38,12 @@ def in_triangles(gate: str = "head", trees: Trees = SMALL) -> Callable[[], None]
 
 def in_sequence() -> None:
     recurrences("triton_sequence")
+
+
+def extreme_gates() -> None:
+    with use_backend("triton"):
+        for delta in (True, False):
+            check_extreme_gates("head", delta, 20)
 
 
 def prompts() -> None:
@@ -109,6 +115,16 @@ def with_its_own_gate(sound: Any) -> Any:
     return climb
 
 
+def without_the_state(sound: Any) -> Any:
+    """The factors from the state are 0, those between nodes stay."""
+
+    def climb(*args: Any) -> Any:
+        decay, factor = sound(*args)
+        return decay, factor * 0.0
+
+    return climb
+
+
 def without_gates(sound: Any) -> Any:
     return lambda *args: sound(*args) * 0.0 + 1.0
 
@@ -147,6 +163,7 @@ MUTANTS: dict[str, tuple[Any, str, Callable[[Any], Any], Callable[[], None]]] = 
     ),
     "earlier tiles that are forgotten": (triangle, "climb", own_tile_alone, in_triangles(trees=LARGE)),
     "gates of ancestors that count": (triangle, "climb", with_its_own_gate, in_triangles()),
+    "states that are lost at extreme gates": (triangle, "climb", without_the_state, extreme_gates),
     "gates that are lost": (triangle, "load_gates", without_gates, in_triangles()),
     "gates of channels that are lost": (triangle, "load_gates", without_gates, in_triangles("channel")),
     "states of empty texts": (triangle, "locate_request", of_any_text, in_triangles()),

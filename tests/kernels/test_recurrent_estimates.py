@@ -34,6 +34,18 @@ def test_products_of_one_tile() -> None:
     assert triangle_work(1, 17, 1, 1, 128, 32).products > 6 * want, "two tiles, and one against the other"
 
 
+def test_products_of_sums_by_hand() -> None:
+    """A row of the page: 128 heads of 64 columns in two programs, 8 nodes in one tile, no products of keys with keys.
+
+    A program multiplies 16 queries by 128 x 32 of the state, 16 queries by 16 keys of 128, and 16 x 16 by 32 values.
+    """
+    found = triangle_work(1, 8, *SHAPES["tree_ssm"], delta=False)
+    assert found.products == 3 * 256 * (65_536 + 32_768 + 8_192) == 81_788_928
+    state, queries_and_keys, values_and_outputs, gates = 1_048_576, 8 * 2 * 1_024, 8 * 2 * 8_192, 8 * 128
+    assert found.bytes == 4 * (state + queries_and_keys + values_and_outputs + gates) == 4_788_224
+    assert "| 1 | 8 | 4,676 | 82 | 17 |" in PAGE.read_text()
+
+
 def test_the_page_has_these_numbers() -> None:
     rows = re.findall(
         r"^\|.*`(tree_\w+)` \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| (\d+) \|$", PAGE.read_text(), re.M

@@ -124,6 +124,23 @@ def test_the_reference_serves_a_gpu_that_does_not_fit(
     assert all(torch.equal(one.cpu(), other) for one, other in zip(call.writes, expected.writes, strict=True))
 
 
+@needs_simulated_gpu
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if "triton" in {b.name for b in op.backends}])
+def test_a_cached_choice_does_not_serve_an_unlike_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The first GPU fits and the second does not: each has its own choice."""
+    with simulated_gpu.gpu("sm_90", devices=2), torch.inference_mode():
+        first, (unfit, _) = torch.cuda.get_device_properties(0), UNFIT["sm_75"]
+        of_device = lambda device=None: unfit if device is not None and device.index == 1 else first  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "get_device_properties", of_device)
+        found = []
+        for device in ("cuda:0", "cuda:1", "cuda:0"):
+            call = make_sample(name, SMALL, device=torch.device(device))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FallbackWarning)
+                found.append(OPS[name]._select_backend(call.arguments, call.options)[0])
+    assert found[1] == "reference" and found[0] == found[2] != "reference"
+
+
 def test_programs_of_other_kernels_than_attention_fit_into_the_least_shared_memory() -> None:
     recorded = json.loads(CEILINGS.read_text(encoding="utf-8"))
     costs = {

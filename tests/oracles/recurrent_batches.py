@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -201,6 +201,21 @@ def check_against_float64(layer: Layer, trees: Trees) -> None:
     torch.testing.assert_close(outputs.double(), want, rtol=limit + rounding, atol=limit)
     torch.testing.assert_close(added.double(), want_added, rtol=limit, atol=limit)
     assert outputs.dtype == layer.value.dtype and not outputs[trees.offsets[-1] :].any()
+
+
+def check_extreme_gates(gate: str, delta: bool, count: int) -> None:
+    """Compares with float64 for gates from 0 to 1, on a stored state.
+
+    Sums of logarithms near 1e30 would lose the gates behind them, and differences of infinities are NaN. More than 16
+    nodes take two tiles, and those of the second have parents in the first.
+    """
+    draw = random.Random(1)
+    parents = [-1, 0, 0, *(draw.randint(0, at // 2) for at in range(3, count))]
+    trees = Trees([count], parents, [5], [1], 0)
+    layer = make_layer(3, trees, gate, delta, 2, 1, 32, 16)
+    strengths = (-torch.inf, -1e30, -300.0, -20.0, -1e-3, 0.0, 0.0)
+    gates = torch.tensor([draw.choice(strengths) for _ in range(layer.gate.numel())]).view(layer.gate.shape)
+    check_against_float64(replace(layer, gate=gates, decay=None), trees)
 
 
 def make_case(seed: int, gate: str, delta: bool, chains: bool = False) -> tuple[Layer, Trees]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from oracles import heads, models
+from oracles import heads, hybrid_models, models
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 
 KINDS = (
@@ -42,6 +43,14 @@ def engine(kind: str, device: str, folder: Path, mode: str = "graph", max_rows: 
     """An engine of tiny models on a device."""
     target = HuggingFaceTarget(models.own("llama").to(device), max_length=128, max_rows=max_rows)
     return Engine(target, drafter(kind, target, folder), step_mode=mode)
+
+
+def hybrid_engine(family: str, device: str, mode: str, drafts: bool) -> Engine:
+    """An engine of a tiny model with recurrent layers, alone or with a draft model without them."""
+    own = copy.deepcopy(hybrid_models.model(family)), models.kin("llama")
+    target, draft = (HuggingFaceTarget(each.to(device), max_length=128, max_rows=2) for each in own)
+    drafter = get_drafter("draft_model")(draft, num_draft_tokens=4, pick="coupled") if drafts else None
+    return Engine(target, drafter, step_mode=mode)
 
 
 def requests(temperature: float) -> list[SamplingParams]:

@@ -240,14 +240,22 @@ def _tree_conv(
     isa: int = 0,
 ) -> Any:
     given = (inputs, weight, bias, window, rows, lengths, offsets, parents)
-    return _find_launch("tree_conv")(*given, "silu" if silu else None, advance)
+    return _launch_or_reference("tree_conv", *given, "silu" if silu else None, advance)
 
 
-def _without_isa(place: str, most: int) -> Callable[..., Any]:
+def _launch_or_reference(name: str, *args: Any, **named: Any) -> Any:
+    """Runs the launch of an operator, or its reference for dtypes and sizes that the kernels do not take."""
+    op = OPS[name]
+    triton = next(each for each in op.backends if each.name == "triton")
+    run = op.reference if triton.why_not(*args, **named) else _find_launch(name)
+    return run(*args, **named)
+
+
+def _without_isa(name: str, most: int) -> Callable[..., Any]:
     """Passes the arguments of a schema on, but not `isa`, which comes after `most` others."""
 
     def run(*args: Any, isa: int = 0, **named: Any) -> Any:
-        return _find_launch(place)(*args[:most], **named)
+        return _launch_or_reference(name, *args[:most], **named)
 
     return run
 

@@ -34,8 +34,8 @@ def why_not_narrow(*inputs: Tensor | None) -> str | None:
 
 
 def dtypes_of(first: Tensor, *others: Tensor | None) -> tuple[Hashable, ...]:
-    """Returns the signature of a call: the device type of the first tensor and all dtypes."""
-    return first.device.type, first.dtype, *[None if each is None else each.dtype for each in others]
+    """Returns the signature of a call: the device of the first tensor, since GPUs may be unlike, and all dtypes."""
+    return first.is_cpu or first.device, first.dtype, *[None if each is None else each.dtype for each in others]
 
 
 def in_one_piece(*tensors: Tensor) -> tuple[Tensor, ...]:

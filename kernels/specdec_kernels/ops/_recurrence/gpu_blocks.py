@@ -56,7 +56,8 @@ class Work:
     """What a call of a triangular system takes.
 
     Attributes:
-        bytes: Bytes that it must read and write: each state once, and float32 inputs and results of all nodes.
+        bytes: Bytes that it must read and write without `advance`: each state once, and float32 inputs and results of
+            all nodes.
         products: Multiplications in its matrix instructions, those of empty rows of tiles included.
     """
 
@@ -85,7 +86,7 @@ def triangle_work(
     tiles = -(-nodes // NODES)
     pairs = tiles * (tiles + 1) // 2
     reads = tiles * (2 if delta else 1) * NODES * blocks.keys * blocks.columns
-    ancestors = pairs * 2 * NODES * NODES * blocks.keys
+    ancestors = pairs * (2 if delta else 1) * NODES * NODES * blocks.keys
     outputs = (tiles + (pairs - tiles) * (2 if delta else 1)) * NODES * NODES * blocks.columns
     programs = batch * heads * -(-width // blocks.columns)
     node = 2 * groups * keys + results * heads * width + (2 if delta else 1) * heads
@@ -97,6 +98,13 @@ def why_not_registers(state: Tensor) -> str | None:
     if state.dim() == 4 and state.shape[2] > MOST_KEYS:
         return f"state has {state.shape[2]} key channels; this kernel holds at most {MOST_KEYS}"
     return None
+
+
+def why_not_program(state: Tensor) -> str | None:
+    """Returns why the programs of a recurrence cannot serve this state here, or None."""
+    if torch.version.hip is not None:
+        return f"torch is built for ROCm {torch.version.hip}; these kernels need products in tf32x3 and maxnreg of CUDA"
+    return why_not_registers(state)
 
 
 def gate_kind(log_gate: Tensor, decay: Tensor | None) -> int:

@@ -145,7 +145,8 @@ def meet_tile(
             key *= factors
         else:
             theirs = tl.trans(load_vectors(layer.key_ptr, shape, first, other, other < count, head, channel))
-            keys = tl.dot(key, theirs, keys, input_precision=PRECISION)
+            if shape.DELTA:
+                keys = tl.dot(key, theirs, keys, input_precision=PRECISION)
             queries = tl.dot(query, theirs, queries, input_precision=PRECISION)
         if reads:
             output = tl.dot(query, state, output, input_precision=PRECISION)
@@ -242,6 +243,7 @@ def run_as_triangle(layer, trees, shape, ADVANCE: tl.constexpr, NODES: tl.conste
         tl.store(layer.outputs_ptr + at, output.to(layer.outputs_ptr.dtype.element_ty), mask=mask)
         if ADVANCE:
             last = tl.minimum(start + NODES, count)
+            tl.debug_barrier()  # other threads have read the state that these overwrite
             advance_state(layer, trees, shape, row, added, first, node, last, filled, head, tile, NODES)
         tl.debug_barrier()  # other threads read what these have stored
     if request == tl.num_programs(2) - 1:

@@ -30,7 +30,8 @@ def tree_conv(
     """Runs the operator in one launch; `advance` takes a second one, after all windows have been read.
 
     Grids follow from shapes, and trees are read on the device: a CUDA graph can capture the call. The bits of a node
-    depend on its ancestors only.
+    depend on its ancestors only. On a GPU rows are not checked outside of debug mode. Nodes of a row that does not
+    exist get zeros.
 
     Returns:
         [M, C].

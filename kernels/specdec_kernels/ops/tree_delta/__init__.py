@@ -11,7 +11,7 @@ from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op, lazy_import
 from ...triton_shared.triton_backend import triton_backend
 from .._recurrence.cpu_inputs import dtypes_of, why_not_float32
-from .._recurrence.gpu_blocks import MOST_KEYS, why_not_registers
+from .._recurrence.gpu_blocks import MOST_KEYS, why_not_program
 from .reference import check_data
 from .reference import tree_delta as _reference
 
@@ -31,7 +31,7 @@ def _why_not(
 def _why_not_triton(
     query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor, beta: Tensor, state: Tensor, *rest: Any, **more: Any
 ) -> str | None:
-    return why_not_float32(state, query, key, value, log_gate, beta) or why_not_registers(state)
+    return why_not_float32(state, query, key, value, log_gate, beta) or why_not_program(state)
 
 
 tree_delta = Op(

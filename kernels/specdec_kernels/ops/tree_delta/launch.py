@@ -14,7 +14,7 @@ from .._recurrence.gpu_blocks import NODES, STAGES, check_whole_rows, choose_blo
 from .reference import check, check_data
 
 REGISTERS = 168
-"""Registers of a thread of the triangular system: three programs fit on a multiprocessor, and nothing spills."""
+"""Registers of a thread of the triangular system: three programs fit on a multiprocessor. Ceilings record spills."""
 
 
 def _launch(
@@ -63,12 +63,18 @@ def tree_delta(
     parents: Tensor | None = None,
     advance: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Runs the operator as a triangular system, in one launch that reads each state once.
+    """Runs the operator as a triangular system, in one launch. It reads each state once; with `advance`, it
+    reads it twice and writes it once for each tile of 16 nodes.
 
     If there are no more nodes than requests, as without drafts, it runs node after node: a tile would be mostly empty.
+    The form depends on the batch, not only on a request: counts [1, 1] run in sequence, [1, 5] as a triangle. With
+    padded inputs, as in CUDA graphs, the capacity counts. So the bits of a node depend on other requests too.
 
     The grid follows from shapes, and trees are read on the device: a CUDA graph can capture the call. Results agree
     with the reference to rounding. The bits of a node may change with its place in the tree.
+
+    On a GPU rows are not checked outside of debug mode. Nodes of a row that does not exist get uninitialised
+    outputs and corrections.
 
     Returns:
         Outputs and corrections, [M, H, V] each.
@@ -97,7 +103,7 @@ def tree_delta_sequence(
     """Runs the operator node after node, in one launch that a CUDA graph can capture.
 
     The bits of a node depend on its ancestors only, and equal those of one node at a time. A tree takes time for each
-    node, and for the path to each node that does not follow its parent.
+    node, and for the path to each node that does not follow its parent. Rows are treated as by `tree_delta`.
 
     Returns:
         Outputs and corrections, [M, H, V] each.
