@@ -63,8 +63,9 @@ def tree_delta(
     parents: Tensor | None = None,
     advance: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Runs the operator as a triangular system, in one launch. It reads each state once; with `advance`, it
-    reads it twice and writes it once for each tile of 16 nodes.
+    """Runs the operator as a triangular system, in one launch.
+
+    It reads each state once for each tile of 16 nodes; with `advance` twice, and writes it once.
 
     If there are no more nodes than requests, as without drafts, it runs node after node: a tile would be mostly empty.
     The form depends on the batch, not only on a request: counts [1, 1] run in sequence, [1, 5] as a triangle. With

@@ -72,8 +72,9 @@ def tree_ssm(
     decay: Tensor | None = None,
     advance: bool = False,
 ) -> Tensor:
-    """Runs the operator as a triangular system, in one launch. It reads each state once; with `advance`, it
-    reads it twice and writes it once for each tile of 16 nodes.
+    """Runs the operator as a triangular system, in one launch.
+
+    It reads each state once for each tile of 16 nodes; with `advance` twice, and writes it once.
 
     With `decay` (Mamba-1) it runs node after node: each element of the state has a gate of its own, so the system would
     take an exponential for each pair of nodes and each element, in place of one for each node and element. It does so
