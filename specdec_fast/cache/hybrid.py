@@ -165,18 +165,24 @@ class HybridCache(PagedCache):
 
     # -- pages that rows share by their names -------------------------------------------------------------------------
 
-    def snapshot_points(self, start: int, end: int) -> list[int]:
+    def snapshot_points(self, start: int, end: int, names: Sequence[bytes] = ()) -> list[int]:
         """Returns the lengths at which the states of a prompt are saved, so that other prompts can start there.
+
+        They are its last full page, every SNAPSHOT_DISTANCE tokens, and the end of what it has in common with an
+        earlier prompt: a third one may begin in the same way.
 
         Args:
             start: Tokens of the row.
             end: Tokens of the row after its prefill.
+            names: Names of its pages (`PageNames.upto`).
         """
         last = end // self.page_size * self.page_size
         if last - start < SHORTEST_PREFIX:
             return []
         step = -(-SNAPSHOT_DISTANCE // self.page_size) * self.page_size
-        return [*range((start // step + 1) * step, last, step), last]
+        points = {*range((start // step + 1) * step, last, step), last}
+        common = len(self.pages.find(names)) * self.page_size
+        return sorted(points | {common} if common - start >= SHORTEST_PREFIX else points)
 
     def snapshot(self, row: int) -> None:
         """Copies the states of a row at its present length, which is a multiple of the page size.

@@ -138,7 +138,7 @@ class PrefixSharing:
         missing = names[len(pages) :]
         return any(not joining.pending.isdisjoint(missing) for joining in self._joining.values() if joining.pending)
 
-    def join(self, handle: Handle, row: int, tokens: Sequence[int], pages: Sequence[int]) -> None:
+    def join(self, handle: Handle, row: int, tokens: Sequence[int], pages: Sequence[int]) -> list[int]:
         """Makes a row start with shared pages.
 
         Args:
@@ -146,34 +146,25 @@ class PrefixSharing:
             row: Its row, which is empty.
             tokens: Its committed tokens.
             pages: The pages that `find` returned.
+
+        Returns:
+            Lengths at which the prefill of the row must stop to save its states.
         """
         self._stored.discard(row)
         if handle.page_names is None:
-            return
+            return []
         names = handle.page_names.upto(tokens, len(tokens) - 1)
         self._cache.adopt(row, pages)
         keeps = self._keeps_states  # they are fetched here, since names may be dropped during the prefill
         states = [self._cache.pages.states(name) if keeps else None for name in names[: len(pages)]]
-        points = self.snapshot_points(handle, pages, len(tokens) - 1)
+        choose = getattr(self._cache, "snapshot_points", None)
+        points: list[int] = [] if choose is None else choose(self.num_tokens(pages), len(tokens) - 1, names)
         size = self._cache.page_size
-        pending = names[len(pages) :] if points is None else [names[point // size - 1] for point in points]
+        pending = names[len(pages) :] if choose is None else [names[point // size - 1] for point in points]
         self._joining[row] = _Joining(states, set(pending))
         if not handle.stats.steps:
             handle.stats.cached_tokens = min(self.num_tokens(pages), len(handle.prompt))
-
-    def snapshot_points(self, handle: Handle, pages: Sequence[int], length: int) -> list[int] | None:
-        """Returns where the prefill of a row must stop to save its states, or None if its cache has no such places.
-
-        Args:
-            handle: The request.
-            pages: The pages that `find` returned.
-            length: Tokens of the row after its prefill.
-        """
-        points = getattr(self._cache, "snapshot_points", None)
-        if points is None:
-            return None
-        found: list[int] = [] if handle.page_names is None else points(self.num_tokens(pages), length)
-        return found
+        return points
 
     def num_tokens(self, pages: Sequence[int]) -> int:
         """Returns the number of tokens in shared pages."""

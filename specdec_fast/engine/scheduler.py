@@ -145,12 +145,10 @@ class Scheduler(ABC):
             params = self._drafter_runner.params_with_request_key(handle)
             salt = self._prefixes.salt_of(handle)
             row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids, salt)
-            stored = self._prefixes.num_tokens(pages)
-            points = self._prefixes.snapshot_points(handle, pages, len(tokens) - 1)
-            self._prefill.add(row, handle, tokens[stored:-1], [point - stored for point in points or ()])
+            stored, points = self._prefixes.num_tokens(pages), self._prefixes.join(handle, row, tokens, pages)
+            self._prefill.add(row, handle, tokens[stored:-1], [point - stored for point in points])
             handle.row, self._running[row] = row, handle
             self._queue.remove(handle)
-            self._prefixes.join(handle, row, tokens, pages)
             self._cache.reserve(row, length)
             if (begin_row := getattr(self.target, "begin_row", None)) is not None:
                 begin_row(row, self.state.longest(row))

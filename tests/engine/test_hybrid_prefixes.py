@@ -81,6 +81,19 @@ def test_prompts_that_begin_alike_are_read_once() -> None:
     own.close()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_third_prompt_starts_behind_what_two_have_in_common(family: str) -> None:
+    """The second prompt saves its states where the first one goes on in another way."""
+    own = target(family)
+    engine, system = Engine(own), [*range(30, 45)]
+    prompts = [[*system, *range(60 + 10 * at, 68 + 10 * at)] for at in range(3)]
+    want = [list(Engine(own, prefix_sharing=False).generate([each], GREEDY)[0].tokens) for each in prompts]
+    handles = [engine.generate([each], GREEDY)[0] for each in prompts]
+    assert [handle.stats.cached_tokens for handle in handles] == [0, 0, 12]
+    assert [list(handle.tokens) for handle in handles] == want
+    own.close()
+
+
 def test_the_oldest_states_are_dropped_first_and_all_when_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
     own = target("mamba", rows=2)
     engine, pages = Engine(own), own.cache.pages
