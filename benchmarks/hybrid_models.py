@@ -78,7 +78,7 @@ def measure(
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     """Returns the table of docs/guides/hybrid-models.md."""
     lines = [
-        "| temperature | plain, tokens/s | with drafts, tokens/s | speed-up | in single rounds | tokens per pass |",
+        "| temperature | plain, tokens/s | with drafts, tokens/s | speed-up | range over rounds | tokens per pass |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:

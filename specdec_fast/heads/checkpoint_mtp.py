@@ -76,9 +76,9 @@ LAYOUTS: dict[str, tuple[str, str, dict[str, str]]] = {
 """Prefix of the module's own tensors, prefix of its layer's tensors, and names of the own ones."""
 _ABSENT = (
     "belongs to a module of multi-token prediction; expected a target that was published with one, as GLM-4.5, MiMo, "
-    "Qwen3-Next and Mellum were, and not DeepSeek-V3, whose latent attention mtp refuses; name a module of your own by "
-    "-o head=FOLDER (examples/mtp_module.py trains one), use a trained head (eagle, eagle3, medusa, blockwise) or a "
-    "drafter that needs none (ngram, suffix, recycling)"
+    "Mellum, Qwen3-Next and Qwen3.5 were, and not DeepSeek-V3, whose latent attention mtp refuses; name a module of "
+    "your own by -o head=FOLDER (examples/mtp_module.py trains one), use a trained head (eagle, eagle3, medusa, "
+    "blockwise) or a drafter that needs none (ngram, suffix, recycling)"
 )
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 _NUMBERED = re.compile(r"^(?:model\.(?:mtp_)?|mtp\.)layers\.(\d+)\.")

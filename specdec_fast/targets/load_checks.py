@@ -8,6 +8,7 @@ Tests: tests/targets/test_load_checks.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +58,21 @@ def _explaining(model: Any, what: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _without_kernel_advice() -> Iterator[None]:
+    """Hides transformers' advice to install kernels of recurrent layers, whose place the engine's operators take."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "is falling back to its reference" not in record.getMessage()
+
+    logger = logging.getLogger("transformers.integrations.hub_kernels")
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
+
+
 def own_logits(model: Any, sample: Tensor) -> Tensor:
     """Runs a model with its own attention.
 
@@ -70,7 +86,7 @@ def own_logits(model: Any, sample: Tensor) -> Tensor:
     Raises:
         UnsupportedModelError: If the model cannot run on token ids, or returns no logits for every token.
     """
-    with torch.inference_mode(), _explaining(model, "its own forward pass"):
+    with torch.inference_mode(), _without_kernel_advice(), _explaining(model, "its own forward pass"):
         logits = getattr(model(input_ids=sample[None], use_cache=False), "logits", None)
     if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[1] != len(sample):
         raise UnsupportedModelError(

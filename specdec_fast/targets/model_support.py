@@ -45,8 +45,8 @@ def check_supported(model: Any) -> None:
         raise UnsupportedModelError(f"{name}: {reason}; choose another model")
     if is_stateful and not has_mixers:
         raise UnsupportedModelError(
-            f"{name}: got a model with recurrent state, but no mixer that is known; expected attention layers, or "
-            f"mixers of these kinds: {', '.join(KINDS)}; choose another model"
+            f"{name}: got a model with recurrent state{_first_block(model)}, but no mixer that is known; expected "
+            f"attention layers, or mixers of these kinds: {', '.join(KINDS)}; choose another model"
         )
     if not has_mixers and not getattr(model, "_supports_attention_backend", False):
         raise UnsupportedModelError(
@@ -120,3 +120,11 @@ def _check_placement(model: Any) -> None:
             f"{name}: got layers on {', '.join(sorted(places))}; expected one device, where the cache is; load "
             f"it with device_map={{'': '{max(places)}'}}"
         )
+
+
+def _first_block(model: torch.nn.Module) -> str:
+    """Returns the class and the name of a model's first block, in words, for models of one kind of block."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module):
+            return f" in {type(module[0]).__name__} at {name + '.0'!r}"
+    return ""

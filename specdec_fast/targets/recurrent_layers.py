@@ -152,8 +152,8 @@ def why_not_served(model: torch.nn.Module) -> str | None:
     for name, module in model.named_modules():
         if _convolution_of(module) is not None and not functions_of(module):
             return (
-                f"got {type(module).__name__} at {name!r}, which calls no function that is known here; expected one "
-                f"of: {', '.join(KINDS)}"
+                f"got {type(module).__name__} at {name!r}, which calls no function of a mixer that is known here; "
+                f"expected one of these kinds: {', '.join(KINDS)}"
             )
     return None
 

@@ -73,7 +73,9 @@ def demo_pair(
     hybrid: Annotated[
         bool, typer.Option("--hybrid", help="Train the hybrid target, from the bundled pair, and nothing else.")
     ] = False,
-    minutes: Annotated[float | None, typer.Option(help="Total training time; replaces the numbers of tokens.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Training time without other stages; replaces the numbers of tokens.")
+    ] = None,
     target_tokens: Annotated[
         int | None,
         typer.Option(help=f"Training tokens of the target (default: {_TARGET_TOKENS:,}; hybrid: {_HYBRID_TOKENS:,})."),

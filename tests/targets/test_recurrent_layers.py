@@ -10,6 +10,7 @@ import torch
 from oracles import hybrid_models
 from oracles.hybrid_models import EXPERTS, MIXERS, NAMES, SAME_BITS, Stepper, equal, path_to, random_tree
 from oracles.noisy_oracle import NoisyChain, NoisyTree
+from transformers.utils import logging as transformers_logging
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
 from specdec_fast.targets.model_support import UnsupportedModelError
@@ -199,6 +200,29 @@ def test_a_mixer_that_is_not_known_is_refused() -> None:
     model._is_stateful = True
     with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM: got Unknown at 'model.layers.1.mixer'.*one of"):
         HuggingFaceTarget(model)
+
+
+def test_a_model_without_known_mixers_is_refused_with_the_name_of_its_blocks() -> None:
+    from transformers import AutoModelForCausalLM, RwkvConfig
+
+    config = RwkvConfig(vocab_size=64, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2)
+    with pytest.raises(UnsupportedModelError, match=r"recurrent state in RwkvBlock at 'rwkv.blocks.0', but no mixer"):
+        HuggingFaceTarget(AutoModelForCausalLM.from_config(config), max_rows=1)
+
+
+def test_opening_a_model_gives_no_advice_to_install_kernels(caplog: pytest.LogCaptureFixture) -> None:
+    """transformers recommends packages for recurrences that a target does not use."""
+    logger, model = transformers_logging.get_logger("transformers.integrations.hub_kernels"), tiny_model("qwen3_next")
+    transformers_logging.enable_propagation()
+    try:
+        caplog.clear()
+        transformers_logging.warning_once.cache_clear()
+        HuggingFaceTarget(model, max_rows=1).close()
+        logger.warning("`f` is falling back to its reference PyTorch implementation")
+    finally:
+        transformers_logging.disable_propagation()
+    found = {each.getMessage()[:3] for each in caplog.records if "falling back" in each.getMessage()}
+    assert found == {"`f`"}, "others are seen, and this one is seen afterwards"
 
 
 def test_experts_are_named_as_what_rounds() -> None:
