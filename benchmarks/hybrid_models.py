@@ -1,9 +1,10 @@
-"""The bundled hybrid target with and without its draft, interleaved: `python -m benchmarks.hybrid_models`.
+"""The bundled hybrid target with and without its draft, and in transformers: `python -m benchmarks.hybrid_models`.
 
-In each round both sides continue the same prompts of the bundled workload, one after the other, at batch 1. Speed is
-the median over rounds of the ratio to plain decoding in the same round. The rows go to benchmarks/results, and replace
-those of the same machine. OMP_WAIT_POLICY=passive is recorded: on a machine with other work, threads that wait for each
-other otherwise burn the time of the one that works. Tests: tests/benchmarks/test_hybrid_models.py.
+In each round all sides continue the same prompts of the bundled workload, one after the other, at batch 1. Speed is
+the median over rounds of the ratio to plain decoding in the same round. transformers decodes with its own cache. The
+rows go to benchmarks/results, and replace those of the same machine. OMP_WAIT_POLICY=passive is recorded: on a machine
+with other work, threads that wait for each other otherwise burn the time of the one that works.
+Tests: tests/benchmarks/test_hybrid_models.py.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from benchmarks.harness.interleave import environment, interleave
 from benchmarks.harness.result_files import read_rows, write_whole
 from benchmarks.harness.select_rows import RESULTS
 from specdec_fast import SamplingParams, load
-from specdec_fast.loading import load_tokenizer
+from specdec_fast.loading import ASSETS, load_tokenizer
 
 TABLE = "hybrid_models_cpu.json"
 TARGET, DRAFT = "demo-hybrid", "demo-draft"
-PLAIN, SPECULATIVE = "plain", "speculative"
+PLAIN, SPECULATIVE, TRANSFORMERS = "plain", "speculative", "transformers"
 
 
 def measure(
@@ -53,7 +54,9 @@ def measure(
 
         return run
 
-    timing = interleave({name: side(name) for name in engines}, rounds, turns=len(texts))
+    sides = {name: side(name) for name in engines}
+    sides[TRANSFORMERS] = transformers_side(texts, temperature, new_tokens)
+    timing = interleave(sides, rounds, turns=len(texts))
     written = {name: [each.tokens for _, each in sorted(found.items())] for name, found in handles.items()}
     drafted = [handle.stats for handle in handles[SPECULATIVE].values()]
     for engine in engines.values():
@@ -65,9 +68,10 @@ def measure(
         "new_tokens": new_tokens,
         "draft_tokens": draft_tokens,
         "rounds": rounds,
-        "tokens_per_second": {name: len(texts) * new_tokens / timing.median(name) for name in engines},
+        "tokens_per_second": {name: len(texts) * new_tokens / timing.median(name) for name in sides},
         "speedup": timing.ratio(PLAIN, SPECULATIVE),
         "speedup_range": timing.spread(PLAIN, SPECULATIVE),
+        "speedup_over_transformers": timing.ratio(TRANSFORMERS, SPECULATIVE),
         "tau": mean(stats.tau for stats in drafted),
         "alpha": mean(stats.alpha for stats in drafted),
         "distinct_4": mean(map(distinct_4, written[SPECULATIVE])),
@@ -75,17 +79,36 @@ def measure(
     }
 
 
+def transformers_side(texts: list[list[int]], temperature: float, new_tokens: int) -> Callable[[], None]:
+    """Returns a side that continues the texts in turn with transformers' `generate`."""
+    from transformers import AutoModelForCausalLM
+
+    model, turns = AutoModelForCausalLM.from_pretrained(ASSETS / TARGET, dtype=torch.float32).eval(), cycle(texts)
+    options: dict[str, Any] = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "do_sample": temperature > 0}
+    if temperature > 0:
+        options.update(temperature=temperature, top_k=0, top_p=1.0)
+
+    def run() -> None:
+        tokens = torch.tensor([next(turns)])
+        with torch.inference_mode():
+            model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+
+    return run
+
+
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     """Returns the table of docs/guides/hybrid-models.md."""
     lines = [
-        "| temperature | plain, tokens/s | with drafts, tokens/s | speed-up | range over rounds | tokens per pass |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| temperature | transformers | plain | with drafts | with drafts, of plain | range over rounds "
+        "| of transformers | tokens per pass |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         speeds, (low, high) = row["tokens_per_second"], row["speedup_range"]
         lines.append(
-            f"| `{row['temperature']:g}` | {speeds[PLAIN]:.1f} | {speeds[SPECULATIVE]:.1f} | {row['speedup']:.2f} "
-            f"| {low:.2f} to {high:.2f} | {row['tau']:.2f} |"
+            f"| `{row['temperature']:g}` | {speeds[TRANSFORMERS]:.1f} | {speeds[PLAIN]:.1f} "
+            f"| {speeds[SPECULATIVE]:.1f} | {row['speedup']:.2f} | {low:.2f} to {high:.2f} "
+            f"| {row['speedup_over_transformers']:.2f} | {row['tau']:.2f} |"
         )
     return "\n".join(lines)
 

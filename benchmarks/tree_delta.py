@@ -1,7 +1,7 @@
 """A token tree of the gated delta rule beside one node and rows of products: `python -m benchmarks.tree_delta`.
 
 The shape is that of a layer of Qwen3-Next: 16 groups, 32 heads, states of 128 x 128. States of several layers take
-turns, so each comes from memory. The limit of a tree of 8 nodes is one node plus 7 rows of products, whose states are
+turns, so each comes from memory. A tree of 8 nodes is compared with one node plus 7 rows of products, whose states are
 in the caches. A row of products is what a node needs of its state: the products with key and query, and the addition
 of key times correction. torch computes all rows of a layer at once, in three batched matrix products, which no tree
 allows: its nodes need the states of their parents. All sides are timed in interleaved rounds. The record replaces that
@@ -69,20 +69,20 @@ def rows_side(rows: int, layers: int) -> Callable[[], Any]:
 
 
 def measure(threads: int, layers: int, rounds: int) -> dict[str, Any]:
-    """Returns the row of a number of threads: microseconds for each layer, and shares of the limit."""
+    """Returns the row of a number of threads: microseconds for each layer, and shares of one node plus the rows."""
     torch.set_num_threads(threads)
     states = [torch.randn(1, HEADS, SIZE, SIZE) for _ in range(layers)]
     sides = {name: tree_side(*tree, states) for name, tree in TREES.items()}
     with torch.inference_mode():
         timing = interleave({**sides, ROWS: rows_side(len(TREE) - 1, layers)}, rounds)
-    limits = [one + more for one, more in zip(timing.seconds[ONE], timing.seconds[ROWS], strict=True)]
+    sums = [one + more for one, more in zip(timing.seconds[ONE], timing.seconds[ROWS], strict=True)]
     return {
         "threads": threads,
         "layers": layers,
         "rounds": rounds,
         "microseconds_per_layer": {name: timing.median(name) * 1e6 / layers for name in timing.seconds},
         "share_of_one_node_and_rows": {
-            name: median(own / limit for own, limit in zip(timing.seconds[name], limits, strict=True))
+            name: median(own / total for own, total in zip(timing.seconds[name], sums, strict=True))
             for name in sides
             if name != ONE
         },

@@ -165,33 +165,43 @@ class HybridCache(PagedCache):
 
     # -- pages that rows share by their names -------------------------------------------------------------------------
 
-    def snapshot_points(self, start: int, end: int, names: Sequence[bytes] = ()) -> list[int]:
+    def snapshot_points(self, start: int, end: int, common: int = 0) -> list[int]:
         """Returns the lengths at which the states of a prompt are saved, so that other prompts can start there.
 
-        They are its last full page, every SNAPSHOT_DISTANCE tokens, and the end of what it has in common with an
-        earlier prompt: a third one may begin in the same way.
+        They are its last full page, the end of what it has in common with an earlier prompt, and multiples of
+        SNAPSHOT_DISTANCE.
 
         Args:
-            start: Tokens of the row.
+            start: Tokens of the row, which come from another prompt.
             end: Tokens of the row after its prefill.
-            names: Names of its pages (`PageNames.upto`).
+            common: Tokens in full pages that it has in common with another prompt. A third one may begin with them.
+
+        Returns:
+            Lengths, ascending: as many as can be saved beside the states with which the row starts.
         """
         last = end // self.page_size * self.page_size
         if last - start < SHORTEST_PREFIX:
             return []
         step = -(-SNAPSHOT_DISTANCE // self.page_size) * self.page_size
-        points = {*range((start // step + 1) * step, last, step), last}
-        common = len(self.pages.find(names)) * self.page_size
-        return sorted(points | {common} if common - start >= SHORTEST_PREFIX else points)
+        first = [common] if common - start >= SHORTEST_PREFIX and common < last else []
+        wanted = [*first, last, *range(last - 1 - (last - 1) % step, start, -step)]
+        return sorted(dict.fromkeys(wanted[: max(self._most_saved - (start > 0), 1)]))
+
+    @property
+    def _most_saved(self) -> int:
+        """States that are saved for other rows: one for each row, and two at least."""
+        return max(self.max_rows, 2)
 
     def snapshot(self, row: int) -> None:
         """Copies the states of a row at its present length, which is a multiple of the page size.
 
-        Without memory nothing is saved, and earlier copies are dropped.
+        Copies of all prompts that are being read are as few as those that were named. Without memory nothing is saved,
+        and earlier copies are dropped.
         """
         kept = self._snapshots.setdefault(row, {})
-        while len(kept) >= self.max_rows:
-            del kept[min(kept)]
+        while sum(map(len, self._snapshots.values())) >= self._most_saved:
+            fullest = max(self._snapshots.values(), key=len)
+            del fullest[min(fullest)]
         try:
             kept[int(self.lengths[row])] = self.recurrent.read([row])
         except torch.OutOfMemoryError:  # nothing depends on it
@@ -212,10 +222,11 @@ class HybridCache(PagedCache):
         """
         counts = {length // self.page_size: copied for length, copied in self._snapshots.pop(row, {}).items()}
         last = max((count for count in counts if count <= len(names)), default=0)
+        common = len(self.pages.find(names[:last]))
         super().name_pages(row, names[:last], states)
-        for count in sorted(counts):
+        for count in sorted(counts, key=lambda count: (count == common, count)):  # what others share is dropped last
             if count <= last:
-                self.pages.keep_snapshot(names[count - 1], counts[count], self.max_rows)
+                self.pages.keep_snapshot(names[count - 1], counts[count], self._most_saved)
 
     def find_pages(self, names: Sequence[bytes], *, with_states: bool = False) -> list[int]:
         """Returns the named pages with which a row can start: those up to the last one with saved states."""

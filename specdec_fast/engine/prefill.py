@@ -50,18 +50,25 @@ class Prefill:
         """Rows whose tokens are all stored, in order."""
         return [row for row, tokens in self._left.items() if not tokens]
 
-    def add(self, row: int, handle: Handle, tokens: Sequence[int], snapshots: Sequence[int] = ()) -> None:
+    def add(self, row: int, handle: Handle, tokens: Sequence[int]) -> None:
         """Adds a row.
 
         Args:
             row: The row. Its pages are reserved before the next pass.
             handle: Its request.
             tokens: Token ids to store behind what the row holds: all but the root, which is scored later.
-            snapshots: Numbers of these tokens after which a pass ends and the cache saves the states of the row.
         """
-        self._left[row], self._parts[row] = list(tokens), []
-        self._stops[row] = [len(tokens) - count for count in snapshots]
+        self._left[row], self._parts[row], self._stops[row] = list(tokens), [], []
         self._scores.add_row(row, handle)
+
+    def save_states(self, row: int, counts: Sequence[int]) -> None:
+        """Makes the cache save the states of a row, which no pass has run yet, in its prefill.
+
+        Args:
+            row: The row.
+            counts: Numbers of its tokens after which a pass ends and the states are saved, ascending.
+        """
+        self._stops[row] = [len(self._left[row]) - count for count in counts]
 
     def discard(self, row: int) -> None:
         """Drops a row, if it is here."""

@@ -24,10 +24,12 @@ class _Joining:
     Attributes:
         states: Hidden states by name that belong to each adopted page, or None.
         pending: Names of the pages that the row will store. None: they get no names.
+        names: Names of all full pages of its prompt.
     """
 
     states: list[Any]
     pending: set[bytes] | None
+    names: list[bytes]
 
 
 class PrefixSharing:
@@ -157,11 +159,14 @@ class PrefixSharing:
         self._cache.adopt(row, pages)
         keeps = self._keeps_states  # they are fetched here, since names may be dropped during the prefill
         states = [self._cache.pages.states(name) if keeps else None for name in names[: len(pages)]]
-        choose = getattr(self._cache, "snapshot_points", None)
-        points: list[int] = [] if choose is None else choose(self.num_tokens(pages), len(tokens) - 1, names)
-        size = self._cache.page_size
+        choose, size = getattr(self._cache, "snapshot_points", None), self._cache.page_size
+        points: list[int] = []
+        if choose is not None:
+            known = [names[: len(self._cache.pages.find(names))], *(each.names for each in self._joining.values())]
+            common = max(_common(names, each) for each in known) * size
+            points = choose(self.num_tokens(pages), len(tokens) - 1, common)
         pending = names[len(pages) :] if choose is None else [names[point // size - 1] for point in points]
-        self._joining[row] = _Joining(states, set(pending))
+        self._joining[row] = _Joining(states, set(pending), names)
         if not handle.stats.steps:
             handle.stats.cached_tokens = min(self.num_tokens(pages), len(handle.prompt))
         return points
@@ -255,3 +260,12 @@ class PrefixSharing:
             self._cache.name_pages(row, handle.page_names.upto(tokens, len(tokens) - 1))
         if handle.finished:
             handle.page_names = None
+
+
+def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Returns how many names two texts have in common. A name says which pages precede it."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[middle - 1] == other[middle - 1] else (low, middle - 1)
+    return low

@@ -132,6 +132,8 @@ class Scheduler(ABC):
         """
         if self._queue:
             self._claim_cache()
+            for row in self.state.taken_rows - self._running.keys():  # an interrupt came as it joined or left
+                self.state.leave(row)
         while self.state.num_free and (handle := self._next_queued(only)) is not None:
             tokens = [*handle.prompt, *handle.tokens]
             length = len(tokens) + self._drafter_runner.max_draft_nodes(handle)
@@ -145,10 +147,12 @@ class Scheduler(ABC):
             params = self._drafter_runner.params_with_request_key(handle)
             salt = self._prefixes.salt_of(handle)
             row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids, salt)
-            stored, points = self._prefixes.num_tokens(pages), self._prefixes.join(handle, row, tokens, pages)
-            self._prefill.add(row, handle, tokens[stored:-1], [point - stored for point in points])
+            stored = self._prefixes.num_tokens(pages)
+            self._prefill.add(row, handle, tokens[stored:-1])
             handle.row, self._running[row] = row, handle
             self._queue.remove(handle)
+            points = self._prefixes.join(handle, row, tokens, pages)
+            self._prefill.save_states(row, [point - stored for point in points])
             self._cache.reserve(row, length)
             if (begin_row := getattr(self.target, "begin_row", None)) is not None:
                 begin_row(row, self.state.longest(row))

@@ -78,6 +78,11 @@ class DecodeState:
         """Number of free rows."""
         return len(self._free)
 
+    @property
+    def taken_rows(self) -> set[int]:
+        """Rows that have a text."""
+        return set(range(self.max_rows)) - set(self._free)
+
     def join(
         self,
         tokens: Sequence[int],

@@ -16,7 +16,7 @@ from specdec_fast.train.heads.parallel_command import blockwise, medusa
 if TYPE_CHECKING:
     from specdec_fast.train.demo_pair.recipe import Recipe
 
-_TARGET_TOKENS, _HYBRID_TOKENS = 6_000_000, 3_000_000
+_TARGET_TOKENS, _DRAFT_TOKENS, _HYBRID_TOKENS = 6_000_000, 40_000_000, 3_000_000
 
 app = typer.Typer(help="Train the bundled pair, or heads for any model.", no_args_is_help=True)
 
@@ -80,7 +80,10 @@ def demo_pair(
         int | None,
         typer.Option(help=f"Training tokens of the target (default: {_TARGET_TOKENS:,}; hybrid: {_HYBRID_TOKENS:,})."),
     ] = None,
-    draft_tokens: Annotated[int, typer.Option(help="Distillation tokens of the draft model.")] = 40_000_000,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(help=f"Distillation tokens of the draft model (default: {_DRAFT_TOKENS:,}; not with --hybrid)."),
+    ] = None,
     threads: Annotated[int, typer.Option(help="Number of CPU threads; 0 keeps PyTorch's default.")] = 0,
     workers: Annotated[
         int, typer.Option(help="Number of training processes with one thread each; 1 uses --threads.")
@@ -109,6 +112,11 @@ def demo_pair(
 
     out = out or Path("demo-hybrid" if hybrid else "demo-pair")
     target_tokens = target_tokens if target_tokens is not None else _HYBRID_TOKENS if hybrid else _TARGET_TOKENS
+    if hybrid and draft_tokens is not None:
+        raise ValueError(f"--draft-tokens: got {draft_tokens} with --hybrid; expected neither, since its draft is kept")
+    if hybrid and workers > (most := HybridRecipe().contexts_per_step):
+        raise ValueError(f"--workers: got {workers} with --hybrid; expected at most {most}, the contexts of a step")
+    draft_tokens = draft_tokens if draft_tokens is not None else _DRAFT_TOKENS
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes: got {minutes}; expected more than 0")
     if min(target_tokens, draft_tokens, workers) < 1 or threads < 0:
@@ -149,3 +157,5 @@ def demo_pair(
     if install:
         (install_hybrid if hybrid else install_pair)(out, ASSETS)
         typer.echo(f"installed into {ASSETS}")
+        if not hybrid:
+            typer.echo("demo-hybrid still belongs to the pair before; train it again with --hybrid --install")

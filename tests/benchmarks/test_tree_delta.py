@@ -14,7 +14,7 @@ def test_a_row_compares_trees_with_one_node_and_rows() -> None:
     assert set(row["share_of_one_node_and_rows"]) == set(tree_delta.TREES) - {tree_delta.ONE}
 
 
-def test_a_tree_of_the_record_costs_less_than_one_and_a_half_of_the_limit() -> None:
+def test_in_the_record_a_tree_costs_less_than_one_node_and_rows_and_a_half() -> None:
     rows = json.loads((tree_delta.RESULTS / tree_delta.TABLE).read_text())["rows"]
     assert {row["threads"] for row in rows} == {1, 2}
     for row in rows:

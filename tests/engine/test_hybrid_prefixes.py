@@ -81,16 +81,72 @@ def test_prompts_that_begin_alike_are_read_once() -> None:
     own.close()
 
 
+def questions(count: int, length: int) -> list[list[int]]:
+    """Prompts of a length that have their first 15 tokens in common."""
+    return [[*range(30, 45), *(1 + (7 * at + 3 * place) % 90 for place in range(length - 15))] for at in range(count)]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_third_prompt_starts_behind_what_two_have_in_common(family: str) -> None:
     """The second prompt saves its states where the first one goes on in another way."""
     own = target(family)
-    engine, system = Engine(own), [*range(30, 45)]
-    prompts = [[*system, *range(60 + 10 * at, 68 + 10 * at)] for at in range(3)]
+    engine, prompts = Engine(own), questions(3, 23)
     want = [list(Engine(own, prefix_sharing=False).generate([each], GREEDY)[0].tokens) for each in prompts]
     handles = [engine.generate([each], GREEDY)[0] for each in prompts]
     assert [handle.stats.cached_tokens for handle in handles] == [0, 0, 12]
     assert [list(handle.tokens) for handle in handles] == want
+    own.close()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("length", [23, 75])
+def test_what_prompts_share_outlives_the_states_of_one_prompt(rows: int, length: int) -> None:
+    """Long prompts have more places for states than are saved."""
+    own = target("mamba", rows)
+    engine = Engine(own)
+    found = [engine.generate([each], GREEDY)[0].stats.cached_tokens for each in questions(5, length)]
+    assert found == [0, 0, 12, 12, 12]
+    engine.reset_prefix_cache()
+    engine.generate([[*questions(1, 15)[0], 7]], GREEDY)
+    found = [engine.generate([each], GREEDY)[0].stats.cached_tokens for each in questions(4, length)]
+    assert found == [12, 12, 12, 12], "the beginning was sent alone"
+    own.close()
+
+
+@pytest.mark.parametrize("family", ["bamba", "lfm2"])
+def test_prompts_that_come_together_share_their_beginning(family: str) -> None:
+    own = target(family, rows=6)
+    prompts = questions(6, 23)
+    want = [list(each.tokens) for each in Engine(own, prefix_sharing=False).generate(prompts, GREEDY)]
+    handles = Engine(own).generate([list(each) for each in prompts], GREEDY)
+    assert [handle.stats.cached_tokens for handle in handles] == [0, 0, 12, 12, 12, 12]
+    assert [list(handle.tokens) for handle in handles] == want
+    own.close()
+
+
+@pytest.mark.parametrize("place", ["adopt", "write"])
+def test_a_failed_adoption_costs_no_row(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = target("mamba", rows=2)
+    engine, prompt = Engine(own), questions(1, 23)[0]
+    engine.generate([list(prompt)], GREEDY)
+    want = list(engine.generate([[*prompt, 5]], GREEDY)[0].tokens)
+    owner: Any = HybridCache if place == "adopt" else RecurrentStates
+    real, left = getattr(owner, place), [3]
+
+    def failing(*given: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise MemoryError(place)
+        return real(*given)
+
+    monkeypatch.setattr(owner, place, failing)
+    handle = engine.submit([*prompt, 5], GREEDY)
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            engine.step()
+    while not engine.idle:
+        engine.step()
+    assert list(handle.tokens) == want and engine.state.num_free == 2
     own.close()
 
 
@@ -157,14 +213,14 @@ def test_without_memory_nothing_is_saved_and_texts_go_on(monkeypatch: pytest.Mon
     own.close()
 
 
-def test_a_prompt_keeps_no_more_states_than_rows_and_names_no_page_behind_them() -> None:
+def test_a_prompt_keeps_few_states_and_names_no_page_behind_them() -> None:
     own = target("mamba", rows=1)
     engine, cache, most = Engine(own), own.cache, 0
     handle = engine.submit([*range(1, 91)], SamplingParams(temperature=0, max_new_tokens=30, ignore_eos=True))
     while not engine.idle:
         engine.step()
         most = max(most, *(len(each) for each in cache._snapshots.values()), 0)
-    assert most <= 1 and len(cache.pages._snapshots) == 1
+    assert most <= 2 and len(cache.pages._snapshots) == 2
     assert len(handle.tokens) == 30 and cache.pages.num_named == 22, "88 of 89 tokens, and none that were generated"
     own.close()
 

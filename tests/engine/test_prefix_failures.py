@@ -91,6 +91,7 @@ def test_a_failure_leaves_no_wrong_page(place: str, late: bool, monkeypatch: pyt
         run(engine, [after], check)
         assert own.cache.pages.num_used == 0 and own.cache.pages.num_hits > 0
         assert after.tokens == alone(PROMPT, after.params)
+        assert engine.state.num_free == 3, "a row is lost"
     assert hits, "no step was hit: the test would prove nothing"
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from oracles.recurrent_batches import GATES, Trees, int32, make_layer
 
-from specdec_kernels import OPS, simulated_gpu, state_commit, tree_conv, use_backend, window_commit
+from specdec_kernels import OPS, UnsupportedError, simulated_gpu, state_commit, tree_conv, use_backend, window_commit
+from specdec_kernels.dispatch import torch_ops
 from specdec_kernels.dispatch.torch_ops import LAUNCHES
 from specdec_kernels.graph_capture import capture
 from specdec_kernels.testing.agreement import make_sample, tensors_in
@@ -183,6 +184,16 @@ def test_the_dispatcher_leaves_misfits_to_the_reference(gpu: simulated_gpu.Gpu, 
     assert gpu.launches == []
     for one, other in zip((*tensors_in(found), *given), (*tensors_in(want), *expected), strict=True):
         assert not isinstance(one, torch.Tensor) or torch.equal(one.cpu(), other)
+
+
+def test_misfits_in_a_capture_are_refused_with_the_reason(
+    gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_ops, "is_capturing", lambda: True)
+    name, given = changed("tree_delta of many channels", "cuda:0")
+    reason = "tree_delta: state has 513 key channels; .*; its reference cannot be captured; call it outside"
+    with pytest.raises(UnsupportedError, match=reason):
+        LAUNCHES[name](*given)
 
 
 @pytest.mark.parametrize("form", ["triton", "triton_sequence"])

@@ -42,9 +42,10 @@ def failed_prefills_get_names(patch: Patch) -> None:
     """A row counts as stored before its prefill."""
     join = PrefixSharing.join
 
-    def broken(self: Any, handle: Handle, row: int, tokens: Sequence[int], pages: Sequence[int]) -> None:
-        join(self, handle, row, tokens, pages)
+    def broken(self: Any, handle: Handle, row: int, tokens: Sequence[int], pages: Sequence[int]) -> list[int]:
+        points = join(self, handle, row, tokens, pages)
         self._stored.add(row)
+        return points
 
     patch.setattr(PrefixSharing, "join", broken)
 

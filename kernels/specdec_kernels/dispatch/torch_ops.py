@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .debug_mode import is_capturing
 from .devices import require_one_device
+from .operator import UnsupportedError
 from .registry import OPS
 
 
@@ -244,11 +246,19 @@ def _tree_conv(
 
 
 def _launch_or_reference(name: str, *args: Any, **named: Any) -> Any:
-    """Runs the launch of an operator, or its reference for dtypes and sizes that the kernels do not take."""
+    """Runs the launch of an operator, or its reference for dtypes and sizes that the kernels do not take.
+
+    Returns:
+        The results of the operator.
+
+    Raises:
+        UnsupportedError: In a capture, which the reference would end by reading from the device.
+    """
     op = OPS[name]
     triton = next(each for each in op.backends if each.name == "triton")
-    run = op.reference if triton.why_not(*args, **named) else _find_launch(name)
-    return run(*args, **named)
+    if (reason := triton.why_not(*args, **named)) is not None and is_capturing():
+        raise UnsupportedError(f"{name}: {reason}; its reference cannot be captured; call it outside of CUDA graphs")
+    return (_find_launch(name) if reason is None else op.reference)(*args, **named)
 
 
 def _without_isa(name: str, most: int) -> Callable[..., Any]:

@@ -25,7 +25,14 @@ PAIR = ("demo-target", "demo-draft")
 
 
 def take_pair(pair: Path, out: Path) -> None:
-    """Copies the folders demo-target and demo-draft of `pair` into the work folder, unless they are there."""
+    """Copies the folders demo-target and demo-draft of `pair` into the work folder, unless they are there.
+
+    Raises:
+        ValueError: If another target is there.
+    """
+    found = [each / PAIR[0] / "model.safetensors" for each in (out, pair)]
+    if found[0].exists() and found[0].read_bytes() != found[1].read_bytes():
+        raise ValueError(f"{out}: was begun from another target than that of {pair}; run again with another --out")
     for name in PAIR:
         if not (out / name).exists():
             partial = out / f".{name}.partial"

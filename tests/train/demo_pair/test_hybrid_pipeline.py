@@ -131,6 +131,13 @@ def test_a_folder_of_another_recipe_is_refused(finished, pair):
         run_hybrid(dataclasses.replace(SMALL, seed=3), finished[0], quiet, pair, say=quiet)
 
 
+def test_a_folder_that_was_begun_from_another_target_is_refused(finished, pair, tmp_path):
+    other = tmp_path / "pair"
+    save_model(build(SMALL.target, 2), pair / "tokenizer", other / "demo-target")
+    with pytest.raises(ValueError, match=r"was begun from another target than that of .*another --out"):
+        run_hybrid(SMALL, finished[0], quiet, other, say=quiet)
+
+
 def test_budgets_of_the_command():
     full, short = HybridRecipe(), hybrid_tokened(1)
     assert short.corpus_contexts == short.sampled_contexts == full.contexts_per_step

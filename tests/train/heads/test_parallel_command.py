@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from specdec_fast.cli import main
-from specdec_fast.train.demo_pair import pipeline
+from specdec_fast.train.demo_pair import hybrid_pipeline, pipeline
 from specdec_fast.train.demo_pair.corpus import CorpusNotFound
 
 
@@ -49,3 +49,24 @@ def test_what_cannot_be_is_refused(monkeypatch, tmp_path, options):
     monkeypatch.setattr(pipeline, "run", lambda *_, **__: pytest.fail("it ran"))
     result = call("--out", tmp_path, *options)
     assert result.exit_code == 2 and f"{options[0]}" in result.stderr and "expected" in result.stderr
+
+
+@pytest.mark.parametrize("options", [("--draft-tokens", 5), ("--workers", 9)])
+def test_what_does_not_go_with_hybrid_is_refused(monkeypatch, tmp_path, options):
+    monkeypatch.setattr(hybrid_pipeline, "run_hybrid", lambda *_, **__: pytest.fail("it ran"))
+    result = call("--hybrid", "--out", tmp_path, *options)
+    assert result.exit_code == 2 and f"{options[0]}: got {options[1]} with --hybrid; expected" in result.stderr
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_the_result_is_installed_if_asked_for(monkeypatch, tmp_path, hybrid):
+    numbers = {"alpha_held_out": {"all": {"alpha": 0.75}}, "bits_per_byte": {"target": {"all": 2.0}}}
+    numbers["bits_per_byte"]["hybrid"] = numbers["bits_per_byte"]["target"]
+    installed = []
+    for module, run, install in ((pipeline, "run", "install"), (hybrid_pipeline, "run_hybrid", "install_hybrid")):
+        monkeypatch.setattr(module, run, lambda *_, **__: numbers)
+        monkeypatch.setattr(module, install, lambda *_, name=install: installed.append(name))
+    result = call(*["--hybrid"] * hybrid, "--out", tmp_path, "--install", "--minutes", 1)
+    assert result.exit_code == 0 and installed == ["install_hybrid" if hybrid else "install"]
+    assert "alpha 0.750, target 2.000 bits per byte" in result.stdout
+    assert ("train it again with --hybrid --install" in result.stdout) is not hybrid
