@@ -99,8 +99,8 @@ def transformers_side(texts: list[list[int]], temperature: float, new_tokens: in
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     """Returns the table of docs/guides/hybrid-models.md."""
     lines = [
-        "| temperature | transformers | plain | with drafts | with drafts, of plain | range over rounds "
-        "| of transformers | tokens per pass |",
+        "| temperature | transformers | plain | with drafts | drafts / plain | range over rounds "
+        "| drafts / transformers | tokens per pass |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
