@@ -132,8 +132,6 @@ class Scheduler(ABC):
         """
         if self._queue:
             self._claim_cache()
-            for row in self.state.taken_rows - self._running.keys():  # an interrupt came as it joined or left
-                self.state.leave(row)
         while self.state.num_free and (handle := self._next_queued(only)) is not None:
             tokens = [*handle.prompt, *handle.tokens]
             length = len(tokens) + self._drafter_runner.max_draft_nodes(handle)
@@ -176,8 +174,10 @@ class Scheduler(ABC):
                 self._prefill.discard(row)
 
     def _claim_cache(self) -> None:
-        """Makes sure that no other engine uses the cache."""
+        """Makes sure that no other engine uses the cache, and that no row is lost to a request that has none."""
         self._cache.claim(self, self._running)
+        for row in self.state.taken_rows - self._running.keys():  # an interrupt came as it joined or left
+            self.state.leave(row)
         if not self._running:
             self._prefixes.begin_busy_time()
 

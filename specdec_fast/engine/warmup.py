@@ -190,5 +190,5 @@ def _rehearsal_engine(engine: Engine, budgets: Sequence[int], captured: bool) ->
     twin._graph_runner = engine._graph_runner.with_separate_rows(twin._drafter_runner)
     twin._graph_ineligible_reasons = [] if captured else ["a rehearsal of sync steps"]
     twin._failures = engine._failures if captured else CaptureFailures()
-    twin._claim_cache = lambda: None  # type: ignore[method-assign] # the cache still belongs to the engine
+    twin._claim_cache = lambda: None  # type: ignore[method-assign] # cache and rows are the engine's
     return twin

@@ -97,7 +97,7 @@ def test_trees_after_a_prefix_have_the_model_s_own_logits(kind: str) -> None:
             r"linear_attention; expected .* \(packed passes compute no other mask",
         ),
         ("recurrent_gemma", {}, r"got RecurrentGemmaRecurrentBlock at 'model.layers.0.*', which calls no function"),
-        ("rwkv", {}, "recurrent state, but no mixer that is known"),
+        ("rwkv", {}, r"recurrent state in RwkvBlock at 'rwkv.blocks.0', but no mixer that is known"),
         ("bloom", {}, "attention interface"),
     ],
 )

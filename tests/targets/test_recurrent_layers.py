@@ -213,6 +213,8 @@ def test_a_model_without_known_mixers_is_refused_with_the_name_of_its_blocks() -
 def test_opening_a_model_gives_no_advice_to_install_kernels(caplog: pytest.LogCaptureFixture) -> None:
     """transformers recommends packages for recurrences that a target does not use."""
     logger, model = transformers_logging.get_logger("transformers.integrations.hub_kernels"), tiny_model("qwen3_next")
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_warning()
     transformers_logging.enable_propagation()
     try:
         caplog.clear()
@@ -221,6 +223,7 @@ def test_opening_a_model_gives_no_advice_to_install_kernels(caplog: pytest.LogCa
         logger.warning("`f` is falling back to its reference PyTorch implementation")
     finally:
         transformers_logging.disable_propagation()
+        transformers_logging.set_verbosity(verbosity)
     found = {each.getMessage()[:3] for each in caplog.records if "falling back" in each.getMessage()}
     assert found == {"`f`"}, "others are seen, and this one is seen afterwards"
 
