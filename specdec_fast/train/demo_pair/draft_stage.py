@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from specdec_fast.train.demo_pair.measure import continue_text
 from specdec_fast.train.demo_pair.model_shapes import build, mixed
 from specdec_fast.train.demo_pair.recipe import Recipe
 from specdec_fast.train.demo_pair.target_stage import load_model
-from specdec_fast.train.demo_pair.training_loop import Progress, Report, Schedule, fit
+from specdec_fast.train.demo_pair.training_loop import Budget, Losses, Progress, Report, Schedule, fit
 from specdec_fast.train.demo_pair.worker_processes import Team
 from specdec_fast.train.token_batches import Tokens, blocks
 
@@ -131,30 +131,80 @@ def train_draft(
     """
     target = load_model(build(recipe.target, recipe.seed), out / "final.pt")
     write_contexts(recipe, target, out, report, team)
-    contexts, hidden = (np.load(out / name, mmap_mode="r") for name in ("contexts.npy", "hidden.npy"))
     draft = build(recipe.draft, recipe.seed)
     start_draft(draft, target)
-    head = target.lm_head.weight.detach()
+    losses = distillation_losses(
+        recipe,
+        out,
+        target.lm_head.weight.detach(),
+        draft,
+        team,
+        order_key=11,
+        distance_weight=lambda progress: min(max((progress - 0.4) / 0.4, 0.0), 1.0) * 0.7,
+    )
+    return distil("draft", draft, losses, recipe.draft_budget, recipe, out, report, stop_after, team)
+
+
+def distillation_losses(
+    recipe: Recipe,
+    out: Path,
+    head: Tensor,
+    student: LlamaForCausalLM,
+    team: Team,
+    *,
+    order_key: int,
+    distance_weight: Callable[[float], float],
+) -> Losses:
+    """Makes the losses of each step of a distillation from the contexts that `write_contexts` has written.
+
+    Args:
+        recipe: The recipe.
+        out: Work folder.
+        head: Output matrix of the target, [V, C]. It makes logits of its stored hidden states.
+        student: The model that is trained.
+        team: This process's place among the training processes.
+        order_key: Part of the seed of the order of contexts.
+        distance_weight: Weight of the distance in `distillation_loss`, by the share of the budget that is used up.
+
+    Returns:
+        The losses, for `fit`.
+    """
+    contexts, hidden = (np.load(out / name, mmap_mode="r") for name in ("contexts.npy", "hidden.npy"))
     per_epoch, each = max(len(contexts) // recipe.contexts_per_step, 1), recipe.contexts_per_step
 
     def losses(step: int, progress: float) -> Iterator[tuple[Tensor, int]]:
         epoch, place = divmod(step, per_epoch)
-        order = np.random.default_rng((recipe.seed, 11, epoch)).permutation(len(contexts))
+        order = np.random.default_rng((recipe.seed, order_key, epoch)).permutation(len(contexts))
         picked = order[place * each : (place + 1) * each][list(team.share(each))]
-        weight = min(max((progress - 0.4) / 0.4, 0.0), 1.0) * 0.7
         for part in np.array_split(np.sort(picked), max(len(picked) // 4, 1)):
             ids = torch.from_numpy(contexts[part].astype(np.int64))
             with mixed(recipe.bfloat16):
-                logits = draft(input_ids=ids, use_cache=False).logits
-            loss = distillation_loss(logits.float(), torch.from_numpy(hidden[part]).float() @ head.T, weight)
+                logits = student(input_ids=ids, use_cache=False).logits
+            wanted = torch.from_numpy(hidden[part]).float() @ head.T
+            loss = distillation_loss(logits.float(), wanted, distance_weight(progress))
             yield loss * (len(part) / len(picked)), ids.numel()
 
+    return losses
+
+
+def distil(
+    stage: str,
+    student: LlamaForCausalLM,
+    losses: Losses,
+    budget: Budget,
+    recipe: Recipe,
+    out: Path,
+    report: Report,
+    stop_after: int | None,
+    team: Team,
+) -> Progress:
+    """Trains a student on these losses with the recipe's rates. The checkpoint has the name of the stage."""
     return fit(
-        "draft",
-        draft,
+        stage,
+        student,
         losses,
-        recipe.draft_budget,
-        out / "draft.pt",
+        budget,
+        out / f"{stage}.pt",
         report,
         schedule=Schedule(1.0, 0.0, 0.03),
         muon_lr=recipe.muon_lr,

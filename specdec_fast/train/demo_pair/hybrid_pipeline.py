@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from specdec_fast.train.demo_pair.corpus import Document, read_corpus
-from specdec_fast.train.demo_pair.pipeline import Unfinished, refuse_another_recipe
+from specdec_fast.train.demo_pair.pipeline import refuse_another_recipe, train_stages
 from specdec_fast.train.demo_pair.recipe import HybridRecipe
 from specdec_fast.train.demo_pair.tokenizer import encode, load_tokenizer
-from specdec_fast.train.demo_pair.training_loop import Progress, Report
+from specdec_fast.train.demo_pair.training_loop import Report
 from specdec_fast.train.token_batches import Tokens, arrange
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -80,21 +79,13 @@ def run_hybrid(
     """
     from specdec_fast.train.demo_pair.hybrid_measure import export_hybrid, measure_hybrid
     from specdec_fast.train.demo_pair.hybrid_stage import train_hybrid, train_mixers
-    from specdec_fast.train.demo_pair.worker_processes import together
 
     refuse_another_recipe(recipe, out)
     take_pair(pair, out)
     encode_corpus(recipe, out, documents)
     say(f"corpus: {len(Tokens.load(out / 'tokens.npz').train):,} training tokens")
-    for name, stage in (("mixers", train_mixers), ("hybrid", train_hybrid)):
-        begun = time.monotonic()
-        progress: Progress = together(stage, recipe, out, report, stop_after, recipe.workers)
-        if not progress.done:
-            raise Unfinished(f"stage {name} stopped at step {progress.step}; run again with --out {out} to continue")
-        say(
-            f"{name}: {progress.tokens:,} tokens in {progress.seconds:.0f} s "
-            f"(this call {time.monotonic() - begun:.0f} s), loss {progress.loss:.4f}"
-        )
+    stages = {"mixers": train_mixers, "hybrid": train_hybrid}
+    train_stages(stages, recipe, out, report, stop_after, say)
     export_hybrid(recipe, out)
     return measure_hybrid(recipe, out, say=say)
 

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specdec_fast.train.demo_pair.draft_stage import distillation_loss, write_contexts
+from specdec_fast.train.demo_pair.draft_stage import distil, distillation_losses, write_contexts
 from specdec_fast.train.demo_pair.hybrid_conversion import convert
 from specdec_fast.train.demo_pair.model_shapes import build_hybrid, mixed
 from specdec_fast.train.demo_pair.recipe import HybridRecipe
@@ -157,36 +156,16 @@ def train_hybrid(
     """
     teacher = load_teacher(out)
     write_contexts(recipe, teacher, out, report, team)
-    contexts, hidden = (np.load(out / name, mmap_mode="r") for name in ("contexts.npy", "hidden.npy"))
     hybrid = load_model(build_hybrid(recipe.target, recipe.seed), out / "mixers.pt").train()
     if recipe.compiled:
         compile_layers(hybrid)
-    head = teacher.lm_head.weight.detach()
-    per_epoch, each = max(len(contexts) // recipe.contexts_per_step, 1), recipe.contexts_per_step
-
-    def losses(step: int, _progress: float) -> Iterator[tuple[Tensor, int]]:
-        epoch, place = divmod(step, per_epoch)
-        order = np.random.default_rng((recipe.seed, 13, epoch)).permutation(len(contexts))
-        picked = order[place * each : (place + 1) * each][list(team.share(each))]
-        for part in np.array_split(np.sort(picked), max(len(picked) // 4, 1)):
-            ids = torch.from_numpy(contexts[part].astype(np.int64))
-            with mixed(recipe.bfloat16):
-                logits = hybrid(input_ids=ids, use_cache=False).logits
-            loss = distillation_loss(logits.float(), torch.from_numpy(hidden[part]).float() @ head.T, 0.0)
-            yield loss * (len(part) / len(picked)), ids.numel()
-
-    return fit(
-        "hybrid",
+    losses = distillation_losses(
+        recipe,
+        out,
+        teacher.lm_head.weight.detach(),
         hybrid,
-        losses,
-        recipe.hybrid_budget,
-        out / "hybrid.pt",
-        report,
-        schedule=Schedule(1.0, 0.0, 0.03),
-        muon_lr=recipe.muon_lr,
-        adam_lr=recipe.adam_lr,
-        bfloat16=recipe.bfloat16,
-        save_every=recipe.save_every,
-        stop_after=stop_after,
-        team=team,
+        team,
+        order_key=13,
+        distance_weight=lambda _progress: 0.0,
     )
+    return distil("hybrid", hybrid, losses, recipe.hybrid_budget, recipe, out, report, stop_after, team)

@@ -10,15 +10,18 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec_fast.train.demo_pair.corpus import Document, held_out, read_corpus
 from specdec_fast.train.demo_pair.recipe import Recipe
 from specdec_fast.train.demo_pair.tokenizer import encode, train_tokenizer
 from specdec_fast.train.demo_pair.training_loop import Progress, Report
 from specdec_fast.train.token_batches import Tokens, arrange
+
+if TYPE_CHECKING:
+    from specdec_fast.train.demo_pair.worker_processes import Stage
 
 STAGES = ("tokenizer", "target", "unlikelihood", "draft", "export", "measure")
 _HOW = ("workers", "compiled", "save_every")  # fields of a recipe that may differ between calls
@@ -91,17 +94,33 @@ def run(
     from specdec_fast.train.demo_pair.draft_stage import train_draft
     from specdec_fast.train.demo_pair.export import export_pair, measure_pair
     from specdec_fast.train.demo_pair.target_stage import train_target, train_unlikelihood
-    from specdec_fast.train.demo_pair.worker_processes import together
 
     refuse_another_recipe(recipe, out)
     say("tokenizer: byte-level BPE over the training documents")
     make_tokens(recipe, out, documents)
     say(f"corpus: {len(Tokens.load(out / 'tokens.npz').train):,} training tokens")
-    for name, stage in (
-        ("target", train_target),
-        ("unlikelihood", train_unlikelihood),
-        ("draft", train_draft),
-    ):
+    stages = {"target": train_target, "unlikelihood": train_unlikelihood, "draft": train_draft}
+    train_stages(stages, recipe, out, report, stop_after, say)
+    export_pair(recipe, out)
+    return measure_pair(recipe, out, say=say)
+
+
+def train_stages(
+    stages: Mapping[str, Stage],
+    recipe: Recipe,
+    out: Path,
+    report: Report,
+    stop_after: int | None,
+    say: Callable[[str], None],
+) -> None:
+    """Trains the stages one after another, each in all training processes.
+
+    Raises:
+        Unfinished: If a stage was stopped.
+    """
+    from specdec_fast.train.demo_pair.worker_processes import together
+
+    for name, stage in stages.items():
         begun = time.monotonic()
         progress: Progress = together(stage, recipe, out, report, stop_after, recipe.workers)
         if not progress.done:
@@ -110,8 +129,6 @@ def run(
             f"{name}: {progress.tokens:,} tokens in {progress.seconds:.0f} s "
             f"(this call {time.monotonic() - begun:.0f} s), loss {progress.loss:.4f}"
         )
-    export_pair(recipe, out)
-    return measure_pair(recipe, out, say=say)
 
 
 def install(out: Path, assets: Path) -> None:

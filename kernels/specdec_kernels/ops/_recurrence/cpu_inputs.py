@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,6 @@ def dtypes_of(first: Tensor, *others: Tensor | None) -> tuple[Hashable, ...]:
     return first.is_cpu or first.device, first.dtype, *[None if each is None else each.dtype for each in others]
 
 
-def in_one_piece(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Returns the tensors in contiguous memory, copied where they are not."""
-    return tuple(each.contiguous() for each in tensors)
+def in_one_piece(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """Returns the tensors in contiguous memory, copied where they are not. None stays None."""
+    return tuple(None if each is None else each.contiguous() for each in tensors)

@@ -17,7 +17,7 @@ from .reference import state_commit as _state_reference
 from .reference import window_commit as _window_reference
 
 
-def _key(
+def _floats(
     state: Tensor,
     key: Tensor,
     value: Tensor,
@@ -26,25 +26,21 @@ def _key(
     lengths: Tensor,
     path: Tensor,
     decay: Tensor | None = None,
-) -> Hashable:
-    return *dtypes_of(state, key, value, log_gate, decay), state.shape[2:3] > (MOST_KEYS,)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Returns the floating-point arguments of a call."""
+    return state, key, value, log_gate, decay
 
 
-def _why_not(
-    state: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    path: Tensor,
-    decay: Tensor | None = None,
-) -> str | None:
-    return why_not_float32(state, key, value, log_gate, decay)
+def _key(state: Tensor, *rest: Any, **more: Any) -> Hashable:
+    return *dtypes_of(*_floats(state, *rest, **more)), state.shape[2:3] > (MOST_KEYS,)
 
 
-def _why_not_triton(state: Tensor, key: Tensor, value: Tensor, log_gate: Tensor, *rest: Any, **more: Any) -> str | None:
-    return _why_not(state, key, value, log_gate, *rest, **more) or why_not_registers(state)
+def _why_not(*args: Any, **named: Any) -> str | None:
+    return why_not_float32(*_floats(*args, **named))
+
+
+def _why_not_triton(state: Tensor, *rest: Any, **more: Any) -> str | None:
+    return _why_not(state, *rest, **more) or why_not_registers(state)
 
 
 state_commit = Op(

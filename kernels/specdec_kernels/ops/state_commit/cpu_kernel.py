@@ -22,8 +22,7 @@ def state_commit(
     decay: Tensor | None = None,
 ) -> None:
     """Calls the C++ operator with inputs in contiguous memory."""
-    inputs = in_one_piece(key, value, log_gate, rows, lengths, path)
-    _state_commit(state, *inputs, None if decay is None else decay.contiguous())
+    _state_commit(state, *in_one_piece(key, value, log_gate, rows, lengths, path, decay))
 
 
 def window_commit(window: Tensor, inputs: Tensor, rows: Tensor, lengths: Tensor, path: Tensor) -> None:

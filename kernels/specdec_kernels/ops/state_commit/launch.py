@@ -37,9 +37,8 @@ def state_commit(
     check_whole_rows("state_commit", "state", state, "float32 [R, H, K, V]")
     if len(rows) and path.shape[1] and state.numel() and len(value):
         blocks = choose_blocks(*state.shape[2:])
-        rates = None if decay is None else decay.contiguous()
         replay_path[blocks.grid(state, len(rows))](
-            state, *in_one_piece(key, value, log_gate), rates, *in_one_piece(rows, lengths, path), len(value),
+            state, *in_one_piece(key, value, log_gate, decay, rows, lengths, path), len(value),
             len(state), path.shape[1], state.stride(0), **constants_of(state, key, log_gate, decay, blocks),
             num_warps=blocks.warps, num_stages=1, enable_fp_fusion=False,
         )  # fmt: skip

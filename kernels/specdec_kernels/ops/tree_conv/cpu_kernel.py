@@ -25,9 +25,6 @@ def tree_conv(
 ) -> Tensor:
     """Calls the C++ operator with inputs in contiguous memory."""
     check_activation(activation)
-    shift, tree = None if bias is None else bias.contiguous(), None if parents is None else parents.contiguous()
-    batch = in_one_piece(rows, lengths, offsets)
-    outputs: Tensor = _tree_conv(
-        inputs.contiguous(), weight.contiguous(), shift, window, *batch, tree, activation is not None, advance
-    )
+    batch = in_one_piece(rows, lengths, offsets, parents)
+    outputs: Tensor = _tree_conv(*in_one_piece(inputs, weight, bias), window, *batch, activation is not None, advance)
     return outputs

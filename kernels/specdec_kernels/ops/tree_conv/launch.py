@@ -42,16 +42,16 @@ def tree_conv(
     if argument_checks.can_read_values(inputs):
         check_data(inputs, weight, bias, window, rows, lengths, offsets, parents, activation, advance)
     check_whole_rows("tree_conv", "window", window, "[R, W - 1, C]")
-    given, (rows, lengths, offsets) = inputs.contiguous(), in_one_piece(rows, lengths, offsets)
-    tree, shift = (None if each is None else each.contiguous() for each in (parents, bias))
+    given, weight, bias = in_one_piece(inputs, weight, bias)
+    rows, lengths, offsets, parents = in_one_piece(rows, lengths, offsets, parents)
     outputs = torch.empty_like(given)
     (nodes, channels), (capacity, held, _), batch = given.shape, window.shape, len(rows)
     if given.numel():
         blocks = -(-channels // CHANNELS)
         convolve[(-(-nodes // NODES), blocks)](
-            given, weight.contiguous(), shift, window, rows, lengths, offsets, tree, outputs, batch, nodes, capacity,
+            given, weight, bias, window, rows, lengths, offsets, parents, outputs, batch, nodes, capacity,
             window.stride(0), CHANNELS=channels, HELD=held, BIAS=bias is not None, SILU=activation is not None,
-            TREE=tree is not None, NODES=NODES, BLOCK_C=CHANNELS, num_warps=4, num_stages=1,
+            TREE=parents is not None, NODES=NODES, BLOCK_C=CHANNELS, num_warps=4, num_stages=1,
         )  # fmt: skip
         if advance and held and batch:
             advance_windows[(blocks, batch)](

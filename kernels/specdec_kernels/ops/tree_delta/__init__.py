@@ -12,26 +12,27 @@ from ...dispatch.operator import Op, lazy_import
 from ...triton_shared.triton_backend import triton_backend
 from .._recurrence.cpu_inputs import dtypes_of, why_not_float32
 from .._recurrence.gpu_blocks import MOST_KEYS, why_not_program
-from .reference import check_data
+from .reference import DeltaArguments, check_data
 from .reference import tree_delta as _reference
 
 
-def _key(
-    query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor, beta: Tensor, state: Tensor, *rest: Any, **more: Any
-) -> Hashable:
-    return *dtypes_of(query, key, value, log_gate, beta, state), state.shape[2:3] > (MOST_KEYS,)
+def _floats(given: DeltaArguments) -> tuple[Tensor | None, ...]:
+    """Returns the floating-point inputs of a call."""
+    return given.query, given.key, given.value, given.log_gate, given.beta
 
 
-def _why_not(
-    query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor, beta: Tensor, state: Tensor, *rest: Any, **more: Any
-) -> str | None:
-    return why_not_float32(state, query, key, value, log_gate, beta)
+def _key(*args: Any, **named: Any) -> Hashable:
+    given = DeltaArguments(*args, **named)
+    return *dtypes_of(given.state, *_floats(given)), given.state.shape[2:3] > (MOST_KEYS,)
 
 
-def _why_not_triton(
-    query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor, beta: Tensor, state: Tensor, *rest: Any, **more: Any
-) -> str | None:
-    return why_not_float32(state, query, key, value, log_gate, beta) or why_not_program(state)
+def _why_not(*args: Any, **named: Any) -> str | None:
+    given = DeltaArguments(*args, **named)
+    return why_not_float32(given.state, *_floats(given))
+
+
+def _why_not_triton(*args: Any, **named: Any) -> str | None:
+    return _why_not(*args, **named) or why_not_program(DeltaArguments(*args, **named).state)
 
 
 tree_delta = Op(

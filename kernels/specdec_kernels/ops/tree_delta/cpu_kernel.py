@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .._recurrence.cpu_inputs import in_one_piece
+from .reference import DeltaArguments
 
 _tree_delta = torch.ops.specdec.tree_delta.default
 
 
-def tree_delta(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None = None,
-    advance: bool = False,
-) -> tuple[Tensor, Tensor]:
+def tree_delta(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
     """Calls the C++ operator with inputs in contiguous memory."""
-    inputs = in_one_piece(query, key, value, log_gate, beta)
-    results: tuple[Tensor, Tensor] = _tree_delta(
-        *inputs,
-        state,
-        *in_one_piece(rows, lengths, offsets),
-        None if parents is None else parents.contiguous(),
-        advance,
-    )
+    given = DeltaArguments(*args, **named)
+    batch = in_one_piece(given.rows, given.lengths, given.offsets, given.parents)
+    results: tuple[Tensor, Tensor] = _tree_delta(*in_one_piece(*given[:5]), given.state, *batch, given.advance)
     return results

@@ -11,58 +11,32 @@ from ...dispatch import argument_checks
 from ...triton_shared.aot_config import Variant
 from .._recurrence.cpu_inputs import in_one_piece
 from .._recurrence.gpu_blocks import NODES, STAGES, check_whole_rows, choose_blocks, constants_of, empty_or_zero
-from .reference import check, check_data
+from .._recurrence.variants import node_variant
+from .reference import DeltaArguments, check, check_data
 
 REGISTERS = 168
 """Registers of a thread of the triangular system: three programs fit on a multiprocessor. Ceilings record spills."""
 
 
-def _launch(
-    kernel: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None,
-    advance: bool,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    given = (query, key, value, log_gate, beta, state, rows, lengths, offsets, parents, advance)
-    check(*given)
-    if argument_checks.can_read_values(state):
+def _launch(kernel: Any, given: DeltaArguments, **options: Any) -> tuple[Tensor, Tensor]:
+    check(given)
+    if argument_checks.can_read_values(given.state):
         check_data(*given)
-    check_whole_rows("tree_delta", "state", state, "float32 [R, H, K, V]")
-    inputs, batch = in_one_piece(query, key, value, log_gate, beta), in_one_piece(rows, lengths, offsets)
-    tree = None if parents is None else parents.contiguous()
-    outputs, corrections = (empty_or_zero(inputs[2], dtype, len(rows)) for dtype in (value.dtype, torch.float32))
-    if len(rows) and value.numel():
+    check_whole_rows("tree_delta", "state", given.state, "float32 [R, H, K, V]")
+    state, num_requests = given.state, len(given.rows)
+    inputs, batch = in_one_piece(*given[:5]), in_one_piece(given.rows, given.lengths, given.offsets, given.parents)
+    outputs, corrections = (empty_or_zero(inputs[2], kind, num_requests) for kind in (inputs[2].dtype, torch.float32))
+    if num_requests and given.value.numel():
         blocks = choose_blocks(*state.shape[2:])
-        kernel[blocks.grid(state, len(rows))](
-            *inputs, state, *batch, tree, outputs, corrections, len(value), len(state), state.stride(0),
-            **constants_of(state, key, log_gate, None, blocks), TREE=tree is not None, ADVANCE=advance,
-            num_warps=blocks.warps, **options,
+        kernel[blocks.grid(state, num_requests)](
+            *inputs, state, *batch, outputs, corrections, len(given.value), len(state), state.stride(0),
+            **constants_of(state, given.key, given.log_gate, None, blocks), TREE=given.parents is not None,
+            ADVANCE=given.advance, num_warps=blocks.warps, **options,
         )  # fmt: skip
     return outputs, corrections
 
 
-def tree_delta(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None = None,
-    advance: bool = False,
-) -> tuple[Tensor, Tensor]:
+def tree_delta(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
     """Runs the operator as a triangular system, in one launch.
 
     It reads each state once for each tile of 16 nodes; with `advance` twice, and writes it once.
@@ -82,25 +56,13 @@ def tree_delta(
     """
     from .triton_kernel import solve_nodes
 
-    given = (query, key, value, log_gate, beta, state, rows, lengths, offsets, parents, advance)
-    if len(value) <= len(rows):
+    given = DeltaArguments(*args, **named)
+    if len(given.value) <= len(given.rows):
         return tree_delta_sequence(*given)
-    return _launch(solve_nodes, *given, NODES=NODES, num_stages=STAGES, maxnreg=REGISTERS)
+    return _launch(solve_nodes, given, NODES=NODES, num_stages=STAGES, maxnreg=REGISTERS)
 
 
-def tree_delta_sequence(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None = None,
-    advance: bool = False,
-) -> tuple[Tensor, Tensor]:
+def tree_delta_sequence(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
     """Runs the operator node after node, in one launch that a CUDA graph can capture.
 
     The bits of a node depend on its ancestors only, and equal those of one node at a time. A tree takes time for each
@@ -111,32 +73,17 @@ def tree_delta_sequence(
     """
     from .triton_kernel import follow_nodes
 
-    given = (query, key, value, log_gate, beta, state, rows, lengths, offsets, parents, advance)
-    return _launch(follow_nodes, *given, num_stages=1, enable_fp_fusion=False)
+    return _launch(follow_nodes, DeltaArguments(*args, **named), num_stages=1, enable_fp_fusion=False)
 
 
 def _variant(
-    name: str, everyday: bool = False, gate: int = 0, tree: bool = True, sequence: bool = False, dtype: str = "bf16",
-) -> Variant:  # fmt: skip
-    """A variant with the shape of Qwen3-Next; prompts are chains that advance."""
-    vectors = dict.fromkeys(("query_ptr", "key_ptr", "value_ptr", "beta_ptr", "outputs_ptr"), f"*{dtype}")
-    floats = dict.fromkeys(("gate_ptr", "state_ptr", "corrections_ptr"), "*fp32")
-    integers = dict.fromkeys(("rows_ptr", "lengths_ptr", "offsets_ptr", "parents_ptr"), "*i32")
-    sizes = {**dict.fromkeys(("num_nodes", "num_rows"), "i32"), "state_stride": "i32:16"}
-    blocks = choose_blocks(128, 128)
-    model = {"HEADS": 32, "GROUPS": 16, "KEYS": 128, "WIDTH": 128, "BLOCK_K": blocks.keys, "BLOCK_V": blocks.columns}
-    constants = {**model, "GATE": gate, "TREE": tree, "ADVANCE": not tree}
-    return Variant(
-        f"tree_delta/{name}",
-        f"tree_delta.triton_kernel:{'follow_nodes' if sequence else 'solve_nodes'}",
-        {**vectors, **floats, **integers, **sizes},
-        constants if sequence else {**constants, "NODES": NODES},
-        blocks.warps,
-        stages=1 if sequence else STAGES,
-        everyday=("sm_90",) if everyday else (),
-        fusion=not sequence,
-        most_registers=None if sequence else REGISTERS,
-    )
+    name: str, everyday: bool = False, gate: int = 0, tree: bool = True, sequence: bool = False, dtype: str = "bf16"
+) -> Variant:
+    """A variant with the shape of Qwen3-Next."""
+    return node_variant(
+        "tree_delta", name, ("query", "key", "value", "beta", "outputs"), ("gate", "state", "corrections"),
+        (32, 16, 128, 128), REGISTERS, everyday=everyday, gate=gate, tree=tree, sequence=sequence, dtype=dtype,
+    )  # fmt: skip
 
 
 VARIANTS = [

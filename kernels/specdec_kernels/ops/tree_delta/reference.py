@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,46 +11,40 @@ from .._recurrence.gates import check_state, gate_of, heads_of, start_state
 from .._recurrence.packed_nodes import check_advance, check_nodes, check_tree, check_tree_shapes, walk_nodes
 
 
-def check(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None = None,
-    advance: bool = False,
-) -> None:
-    """Raises ValueError for shapes or dtypes that do not fit; the arguments are those of `tree_delta`."""
+class DeltaArguments(NamedTuple):
+    """The arguments of `tree_delta`, which describes them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    log_gate: Tensor
+    beta: Tensor
+    state: Tensor
+    rows: Tensor
+    lengths: Tensor
+    offsets: Tensor
+    parents: Tensor | None = None
+    advance: bool = False
+
+
+def check(given: DeltaArguments) -> None:
+    """Raises ValueError for shapes or dtypes that do not fit."""
     op = "tree_delta"
-    _, heads, _, _, nodes = check_state(op, state, key, value, log_gate, None)
-    if query.shape != key.shape or beta.shape != (nodes, heads):
+    _, heads, _, _, nodes = check_state(op, given.state, given.key, given.value, given.log_gate, None)
+    if given.query.shape != given.key.shape or given.beta.shape != (nodes, heads):
         raise ValueError(
-            f"{op}: query is {list(query.shape)} and beta {list(beta.shape)}; expected {list(key.shape)} and "
-            f"[{nodes}, {heads}]"
+            f"{op}: query is {list(given.query.shape)} and beta {list(given.beta.shape)}; expected "
+            f"{list(given.key.shape)} and [{nodes}, {heads}]"
         )
-    check_tree_shapes(op, nodes, rows, lengths, offsets, parents)
-    check_advance(op, parents, advance)
+    check_tree_shapes(op, nodes, given.rows, given.lengths, given.offsets, given.parents)
+    check_advance(op, given.parents, given.advance)
 
 
-def check_data(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None = None,
-    advance: bool = False,
-) -> None:
+def check_data(*args: Any, **named: Any) -> None:
     """Raises ValueError for rows, offsets or parents that do not fit; the arguments are those of `tree_delta`."""
-    check_nodes("tree_delta", len(value), len(state), rows, lengths, offsets, parents)
+    given = DeltaArguments(*args, **named)
+    batch = given.rows, given.lengths, given.offsets, given.parents
+    check_nodes("tree_delta", len(given.value), len(given.state), *batch)
 
 
 def tree_delta(
@@ -95,7 +91,7 @@ def tree_delta(
     Raises:
         ValueError: If shapes, dtypes or parents do not fit.
     """
-    check(query, key, value, log_gate, beta, state, rows, lengths, offsets, parents, advance)
+    check(DeltaArguments(query, key, value, log_gate, beta, state, rows, lengths, offsets, parents, advance))
     op, heads = "tree_delta", state.shape[1]
     check_tree(op, len(value), len(state), rows, lengths, offsets, parents)
     wide = state.dtype

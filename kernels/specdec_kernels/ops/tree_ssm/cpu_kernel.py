@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .._recurrence.cpu_inputs import in_one_piece
+from .reference import SsmArguments
 
 _tree_ssm = torch.ops.specdec.tree_ssm.default
 
 
-def tree_ssm(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None = None,
-    decay: Tensor | None = None,
-    advance: bool = False,
-) -> Tensor:
+def tree_ssm(*args: Any, **named: Any) -> Tensor:
     """Calls the C++ operator with inputs in contiguous memory."""
-    tree = None if parents is None else parents.contiguous()
-    rates = None if decay is None else decay.contiguous()
-    inputs, batch = in_one_piece(query, key, value, log_gate), in_one_piece(rows, lengths, offsets)
-    outputs: Tensor = _tree_ssm(*inputs, state, *batch, tree, rates, advance)
+    given = SsmArguments(*args, **named)
+    batch = in_one_piece(given.rows, given.lengths, given.offsets, given.parents, given.decay)
+    outputs: Tensor = _tree_ssm(*in_one_piece(*given[:4]), given.state, *batch, given.advance)
     return outputs

@@ -10,68 +10,32 @@ from ...dispatch import argument_checks
 from ...triton_shared.aot_config import Variant
 from .._recurrence.cpu_inputs import in_one_piece
 from .._recurrence.gpu_blocks import NODES, STAGES, check_whole_rows, choose_blocks, constants_of, empty_or_zero
-from .reference import check, check_data
+from .._recurrence.variants import node_variant
+from .reference import SsmArguments, check, check_data
 
 REGISTERS = 128
 """Registers of a thread of the triangular system: four programs fit on a multiprocessor. Ceilings record spills."""
 
 
-def _run(
-    triangle: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None,
-    decay: Tensor | None,
-    advance: bool,
-) -> Tensor:
-    from .triton_kernel import follow_nodes, solve_nodes
-
-    given = (query, key, value, log_gate, state, rows, lengths, offsets, parents, decay, advance)
-    check(*given)
-    if argument_checks.can_read_values(state):
+def _launch(kernel: Any, given: SsmArguments, decay: tuple[Tensor | None, ...], **options: Any) -> Tensor:
+    check(given)
+    if argument_checks.can_read_values(given.state):
         check_data(*given)
-    check_whole_rows("tree_ssm", "state", state, "float32 [R, H, K, V]")
-    inputs, batch = in_one_piece(query, key, value, log_gate), in_one_piece(rows, lengths, offsets)
-    tree = None if parents is None else parents.contiguous()
-    rates = None if decay is None else decay.contiguous()
-    outputs = empty_or_zero(inputs[2], value.dtype, len(rows))
-    if len(rows) == 0 or value.numel() == 0:
-        return outputs
-    blocks = choose_blocks(*state.shape[2:])
-    grid, numbers = blocks.grid(state, len(rows)), (len(value), len(state), state.stride(0))
-    constants: dict[str, Any] = constants_of(state, key, log_gate, decay, blocks)
-    constants |= {"TREE": tree is not None, "ADVANCE": advance, "num_warps": blocks.warps}
-    if triangle:
-        solve_nodes[grid](
-            *inputs, state, *batch, tree, outputs, *numbers, NODES=NODES, **constants, num_stages=STAGES,
-            maxnreg=REGISTERS,
-        )  # fmt: skip
-    else:
-        follow_nodes[grid](
-            *inputs, rates, state, *batch, tree, outputs, *numbers, **constants, num_stages=1, enable_fp_fusion=False,
+    check_whole_rows("tree_ssm", "state", given.state, "float32 [R, H, K, V]")
+    state, num_requests = given.state, len(given.rows)
+    inputs, batch = in_one_piece(*given[:4]), in_one_piece(given.rows, given.lengths, given.offsets, given.parents)
+    outputs = empty_or_zero(inputs[2], inputs[2].dtype, num_requests)
+    if num_requests and given.value.numel():
+        blocks = choose_blocks(*state.shape[2:])
+        kernel[blocks.grid(state, num_requests)](
+            *inputs, *in_one_piece(*decay), state, *batch, outputs, len(given.value), len(state), state.stride(0),
+            **constants_of(state, given.key, given.log_gate, given.decay, blocks), TREE=given.parents is not None,
+            ADVANCE=given.advance, num_warps=blocks.warps, **options,
         )  # fmt: skip
     return outputs
 
 
-def tree_ssm(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None = None,
-    decay: Tensor | None = None,
-    advance: bool = False,
-) -> Tensor:
+def tree_ssm(*args: Any, **named: Any) -> Tensor:
     """Runs the operator as a triangular system, in one launch.
 
     It reads each state once for each tile of 16 nodes; with `advance` twice, and writes it once.
@@ -92,23 +56,15 @@ def tree_ssm(
     Returns:
         Outputs [M, H, V].
     """
-    given = (query, key, value, log_gate, state, rows, lengths, offsets, parents, decay, advance)
-    return _run(decay is None and len(value) > len(rows), *given)
+    from .triton_kernel import solve_nodes
+
+    given = SsmArguments(*args, **named)
+    if given.decay is not None or len(given.value) <= len(given.rows):
+        return tree_ssm_sequence(*given)
+    return _launch(solve_nodes, given, (), NODES=NODES, num_stages=STAGES, maxnreg=REGISTERS)
 
 
-def tree_ssm_sequence(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None = None,
-    decay: Tensor | None = None,
-    advance: bool = False,
-) -> Tensor:
+def tree_ssm_sequence(*args: Any, **named: Any) -> Tensor:
     """Runs the operator node after node, in one launch that a CUDA graph can capture.
 
     The bits of a node depend on its ancestors only, and equal those of one node at a time. A tree takes time for each
@@ -117,33 +73,22 @@ def tree_ssm_sequence(
     Returns:
         Outputs [M, H, V].
     """
-    return _run(False, query, key, value, log_gate, state, rows, lengths, offsets, parents, decay, advance)
+    from .triton_kernel import follow_nodes
+
+    given = SsmArguments(*args, **named)
+    return _launch(follow_nodes, given, (given.decay,), num_stages=1, enable_fp_fusion=False)
 
 
 def _variant(
-    name: str, everyday: bool = False, gate: int = 0, tree: bool = True, sequence: bool = False, dtype: str = "bf16",
-) -> Variant:  # fmt: skip
+    name: str, everyday: bool = False, gate: int = 0, tree: bool = True, sequence: bool = False, dtype: str = "bf16"
+) -> Variant:
     """A variant with the shape of Mamba-2 with 128 heads, or of Mamba-1 for gates of elements."""
-    vectors = dict.fromkeys(("query_ptr", "key_ptr", "value_ptr", "outputs_ptr"), f"*{dtype}")
-    floats = dict.fromkeys(("gate_ptr", "state_ptr", *(("decay_ptr",) if sequence else ())), "*fp32")
-    integers = dict.fromkeys(("rows_ptr", "lengths_ptr", "offsets_ptr", "parents_ptr"), "*i32")
-    sizes = {**dict.fromkeys(("num_nodes", "num_rows"), "i32"), "state_stride": "i32:16"}
-    heads, groups, keys, width = (1, 1, 16, 8192) if gate == 2 else (128, 8, 128, 64)
-    blocks = choose_blocks(keys, width)
-    model = {"HEADS": heads, "GROUPS": groups, "KEYS": keys, "WIDTH": width}
-    constants = {**model, "BLOCK_K": blocks.keys, "BLOCK_V": blocks.columns, "GATE": gate, "TREE": tree}
-    constants["ADVANCE"] = not tree
-    return Variant(
-        f"tree_ssm/{name}",
-        f"tree_ssm.triton_kernel:{'follow_nodes' if sequence else 'solve_nodes'}",
-        {**vectors, **floats, **integers, **sizes},
-        constants if sequence else {**constants, "NODES": NODES},
-        blocks.warps,
-        stages=1 if sequence else STAGES,
-        everyday=("sm_90",) if everyday else (),
-        fusion=not sequence,
-        most_registers=None if sequence else REGISTERS,
-    )
+    floats = ("gate", "state", *(("decay",) if sequence else ()))
+    return node_variant(
+        "tree_ssm", name, ("query", "key", "value", "outputs"), floats,
+        (1, 1, 16, 8192) if gate == 2 else (128, 8, 128, 64), REGISTERS, everyday=everyday, gate=gate, tree=tree,
+        sequence=sequence, dtype=dtype,
+    )  # fmt: skip
 
 
 VARIANTS = [

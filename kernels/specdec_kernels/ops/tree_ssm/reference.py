@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,43 +11,37 @@ from .._recurrence.gates import check_state, gate_of, heads_of, start_state
 from .._recurrence.packed_nodes import check_advance, check_nodes, check_tree, check_tree_shapes, walk_nodes
 
 
-def check(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None = None,
-    decay: Tensor | None = None,
-    advance: bool = False,
-) -> None:
-    """Raises ValueError for shapes or dtypes that do not fit; the arguments are those of `tree_ssm`."""
+class SsmArguments(NamedTuple):
+    """The arguments of `tree_ssm`, which describes them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    log_gate: Tensor
+    state: Tensor
+    rows: Tensor
+    lengths: Tensor
+    offsets: Tensor
+    parents: Tensor | None = None
+    decay: Tensor | None = None
+    advance: bool = False
+
+
+def check(given: SsmArguments) -> None:
+    """Raises ValueError for shapes or dtypes that do not fit."""
     op = "tree_ssm"
-    *_, nodes = check_state(op, state, key, value, log_gate, decay)
-    if query.shape != key.shape:
-        raise ValueError(f"{op}: query is {list(query.shape)}; expected {list(key.shape)}")
-    check_tree_shapes(op, nodes, rows, lengths, offsets, parents)
-    check_advance(op, parents, advance)
+    *_, nodes = check_state(op, given.state, given.key, given.value, given.log_gate, given.decay)
+    if given.query.shape != given.key.shape:
+        raise ValueError(f"{op}: query is {list(given.query.shape)}; expected {list(given.key.shape)}")
+    check_tree_shapes(op, nodes, given.rows, given.lengths, given.offsets, given.parents)
+    check_advance(op, given.parents, given.advance)
 
 
-def check_data(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
-    parents: Tensor | None = None,
-    decay: Tensor | None = None,
-    advance: bool = False,
-) -> None:
+def check_data(*args: Any, **named: Any) -> None:
     """Raises ValueError for rows, offsets or parents that do not fit; the arguments are those of `tree_ssm`."""
-    check_nodes("tree_ssm", len(value), len(state), rows, lengths, offsets, parents)
+    given = SsmArguments(*args, **named)
+    batch = given.rows, given.lengths, given.offsets, given.parents
+    check_nodes("tree_ssm", len(given.value), len(given.state), *batch)
 
 
 def tree_ssm(
@@ -94,7 +90,7 @@ def tree_ssm(
     Raises:
         ValueError: If shapes, dtypes or parents do not fit.
     """
-    check(query, key, value, log_gate, state, rows, lengths, offsets, parents, decay, advance)
+    check(SsmArguments(query, key, value, log_gate, state, rows, lengths, offsets, parents, decay, advance))
     op, heads = "tree_ssm", state.shape[1]
     check_tree(op, len(value), len(state), rows, lengths, offsets, parents)
     wide = state.dtype
