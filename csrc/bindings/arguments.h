@@ -52,6 +52,22 @@ inline std::string shape_of(const Tensor& tensor) {
   return text.str();
 }
 
+// "int64 [3]" or "strided int32 [3]", for messages about a tensor that has another dtype or layout than expected.
+inline std::string described(const Tensor& tensor) {
+  const char* name = "another dtype";
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float: name = "float32"; break;
+    case ScalarType::Double: name = "float64"; break;
+    case ScalarType::Half: name = "float16"; break;
+    case ScalarType::BFloat16: name = "bfloat16"; break;
+    case ScalarType::Int: name = "int32"; break;
+    case ScalarType::Long: name = "int64"; break;
+    case ScalarType::Bool: name = "bool"; break;
+    default: break;
+  }
+  return (tensor.is_contiguous() ? "" : "strided ") + std::string(name) + " " + shape_of(tensor);
+}
+
 template <class T>
 struct TorchType;
 template <>

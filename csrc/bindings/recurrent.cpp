@@ -19,14 +19,14 @@ std::string listed(const int32_t* values, int64_t count) {
 
 const int32_t* integers(const char* op, const char* name, const Tensor& tensor, int64_t size) {
   SPECDEC_CHECK(tensor.scalar_type() == ScalarType::Int && tensor.dim() == 1 && tensor.size(0) == size && tensor.is_contiguous(), op, ": ", name,
-                " is ", shape_of(tensor), "; expected contiguous int32 [", size, "]");
+                " is ", described(tensor), "; expected contiguous int32 [", size, "]");
   return static_cast<const int32_t*>(tensor.const_data_ptr());
 }
 
 Operand operand(const char* op, const char* name, const Tensor& tensor) {
   const ScalarType type = tensor.scalar_type();
   SPECDEC_CHECK((type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half) && tensor.is_contiguous(), op, ": ", name,
-                " is ", shape_of(tensor), "; expected contiguous float32, bfloat16 or float16");
+                " is ", described(tensor), "; expected contiguous float32, bfloat16 or float16");
   return {tensor.const_data_ptr(), scalar_of(tensor, op)};
 }
 
@@ -76,7 +76,7 @@ PackedTrees trees_of(const char* op, int64_t capacity, int64_t nodes, const Tens
 
 const int32_t* path_of(const char* op, const Tensor& path, const PackedTrees& trees) {
   SPECDEC_CHECK(path.scalar_type() == ScalarType::Int && path.dim() == 2 && path.size(0) == trees.batch && path.is_contiguous(), op, ": path is ",
-                shape_of(path), "; expected contiguous int32 [", trees.batch, ", D + 1]");
+                described(path), "; expected contiguous int32 [", trees.batch, ", D + 1]");
   const int32_t* nodes = static_cast<const int32_t*>(path.const_data_ptr());
   for (int64_t i = 0; i < path.numel(); ++i) {
     SPECDEC_CHECK(nodes[i] >= -1 && nodes[i] < trees.nodes, op, ": got path ", listed(nodes, path.numel()), "; expected nodes below ", trees.nodes,

@@ -112,6 +112,7 @@ def call(**changes: Any) -> Tensor:
         ({"weight": torch.zeros(5, 3)}, r"weight is \[5, 3\]; expected \[5, 4\], and bias \[5\] or None"),
         ({"bias": torch.zeros(4)}, r"expected \[5, 4\], and bias \[5\] or None"),
         ({"activation": "relu"}, r"got activation 'relu'; expected None or 'silu'"),
+        ({"rows": torch.tensor([0])}, r"rows is (torch\.)?int64 \[1\]; expected (contiguous )?int32 \[1\]"),
         ({"rows": int32([-1])}, r"got rows \[-1\]; expected row ids below 2"),
         ({"offsets": int32([1, 3])}, r"got offsets \[1, 3\]; expected non-decreasing offsets from 0 up to 3"),
         ({"parents": int32([-1, 0, 2])}, r"the parent of node 2 is 2; expected -1 to 1"),
