@@ -7,7 +7,6 @@ Tests: tests/targets/test_activations.py.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 __all__ = ["BatchInvariantActivation", "call_by_whole_vectors", "is_activation", "with_batch_invariant_activations"]
 
@@ -32,12 +30,8 @@ _MODULES = (
 )  # fmt: skip
 _EXACT = ("LinearActivation", "ReLUSquaredActivation", "ReLU", "ReLU6", "LeakyReLU", "PReLU")
 """Activations of transformers without a function whose rounding could differ."""
-_FUNCTIONS: frozenset[Any] = frozenset({
-    torch.sigmoid, torch.special.expit, Tensor.sigmoid, functional.sigmoid, functional.silu, functional.gelu,
-    functional.mish, functional.softplus, functional.logsigmoid, functional.elu, functional.selu, functional.celu,
-    functional.hardswish,
-})  # fmt: skip
-"""Functions of one tensor, by element, whose rounding differs."""
+_FUNCTIONS = ("sigmoid", "silu", "gelu", "mish", "softplus", "log_sigmoid", "elu", "hardswish")
+"""Operators of torch with one tensor, by element, whose rounding differs. `selu` and `celu` call `elu`."""
 
 
 @lru_cache(maxsize=4096)
@@ -129,49 +123,49 @@ def is_activation(module: torch.nn.Module) -> bool:
     return isinstance(module, BatchInvariantActivation) or type(module) in _transcendental()
 
 
-class _WatchedFunctions(TorchFunctionMode):
-    """Gives functions of activation that modules call, such as `torch.sigmoid` of a gate, rows of equal bits.
+@cache
+def _including_key() -> Any:
+    """Registers replacements of `_FUNCTIONS` under a dispatch key. They serve threads that include this key.
 
-    Attributes:
-        found: Inputs per token of calls outside of `BatchInvariantActivation`, in bytes, if `recording`. Inputs with
-            gaps count as 1.
+    Other operators cost the same with the key as without it. A `TorchFunctionMode` would call Python for each function
+    of a pass.
+
+    Returns:
+        The key.
     """
-
-    def __init__(self, tokens: int, recording: bool) -> None:
-        super().__init__()
-        self.found: set[float] = set()
-        self._tokens, self._recording = tokens, recording
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Calls a function of torch."""
-        kwargs = kwargs or {}
-        if func not in _FUNCTIONS or not args or not args[0].is_cpu or not args[0].is_floating_point():
-            return func(*args, **kwargs)
-        if self._recording and not _is_inside():
-            self.found.add(args[0].nbytes / self._tokens if args[0].is_contiguous() else 1)
-        if kwargs.get("out") is not None or kwargs.get("inplace"):
-            return func(*args, **kwargs)
-        return call_by_whole_vectors(func, *args, **kwargs)
+    for name in _FUNCTIONS:
+        _replacements.impl(name, _by_whole_vectors(getattr(torch.ops.aten, name).default), _KEY)
+    _fallback.fallback(torch.library.fallthrough_kernel, _KEY)
+    return torch._C._dispatch_key_parse(_KEY)
 
 
-def _is_inside() -> bool:
-    """Whether the function of torch that is watched was called by a `BatchInvariantActivation`."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code is not BatchInvariantActivation.forward.__code__:
-        frame = frame.f_back
-    return frame is not None
+_KEY = "TESTING_ONLY_GenericMode"
+"""A key for modes, which torch itself leaves free."""
+_replacements, _fallback = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+
+
+def _by_whole_vectors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The replacement of a function."""
+    keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
+
+    def run(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            if not input.is_cpu or not input.is_floating_point():
+                return function(input, *args, **kwargs)
+            return call_by_whole_vectors(function, input, *args, **kwargs)
+
+    return run
 
 
 def with_batch_invariant_activations(model: torch.nn.Module, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Makes the activations of a model batch-invariant: its modules in place, and those that it calls as functions.
 
-    Modules of users' own types, and those that work in place, stay. Watching the functions of torch takes time. So a
-    pass is watched only if the first one has called some, outside of modules, whose rows could differ in this one.
-    Functions of models with experts stay: torch multiplies all tokens of an expert at once, and rows differ anyway.
+    Modules of users' own types, and those that work in place, stay. Functions of models with experts stay too: torch
+    multiplies all tokens of an expert at once, and rows differ anyway.
 
     Args:
         model: A transformers model on a CPU.
-        forward: Its packed pass, with `tokens` [M]. The first one must run every layer.
+        forward: Its packed pass.
 
     Returns:
         The same pass.
@@ -183,19 +177,11 @@ def with_batch_invariant_activations(model: torch.nn.Module, forward: Callable[.
     others = [each for each in model.modules() if not isinstance(each, torch.nn.Conv1d)]
     if any(_is_stack(parameter) for each in others for parameter in each.parameters(recurse=False)):
         return forward
-    found: set[float] | None = None
+    key = _including_key()
 
-    def run(*, tokens: Tensor, **arguments: Any) -> Tensor:
-        nonlocal found
-        count = tokens.shape[0]
-        if found is not None and not any(_may_differ(size, count) for size in found):
-            return forward(tokens=tokens, **arguments)
-        recording = found is None and count > 0
-        with _WatchedFunctions(count, recording) as mode:
-            logits = forward(tokens=tokens, **arguments)
-        if recording:
-            found = mode.found
-        return logits
+    def run(**arguments: Any) -> Tensor:
+        with torch._C._IncludeDispatchKeyGuard(key):
+            return forward(**arguments)
 
     return run
 
@@ -203,8 +189,3 @@ def with_batch_invariant_activations(model: torch.nn.Module, forward: Callable[.
 def _is_stack(parameter: Tensor) -> bool:
     """Whether a parameter is a stack of matrices, as experts have. Kimi's decay [1, 1, H, 1] is a vector."""
     return sum(size > 1 for size in parameter.shape) > 2
-
-
-def _may_differ(size: float, tokens: int) -> bool:
-    """Whether rows of `size` bytes may get other bits in a pass of some tokens than alone."""
-    return size % VECTORS != 0 or (size * tokens > 2 * SERIAL and torch.get_num_threads() > 1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import torch
 from oracles import models
 from torch import Tensor
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.activations import ACT2FN
 
@@ -159,27 +162,59 @@ def gated_model(head_dim: int) -> Any:
 
 
 @built
-@pytest.mark.parametrize(("head_dim", "watched"), [(24, True), (32, False)])
-def test_gates_that_are_called_as_functions_are_watched_if_rows_could_differ(
-    head_dim: int, watched: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("head_dim", [24, 32])
+def test_gates_that_are_called_as_functions_have_their_own_bits(head_dim: int) -> None:
+    check_tokens(target_of(gated_model(head_dim)))
+
+
+@built
+def test_gates_of_torch_alone_give_tokens_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_of(gated_model(24))
+    monkeypatch.setattr(activations, "call_by_whole_vectors", lambda function, *args, **named: function(*args, **named))
+    if not differing_rows(torch.sigmoid, rows(24, 29)):
+        pytest.skip("torch computes all elements alike here")
+    with pytest.raises(AssertionError):
+        check_tokens(target)
+
+
+FUNCTIONS: list[Callable[[Tensor], Tensor]] = [
+    torch.sigmoid, Tensor.sigmoid, torch.special.expit, functional.silu, functional.gelu, functional.mish,
+    functional.softplus, functional.logsigmoid, functional.elu, functional.selu, functional.celu, functional.hardswish,
+    functools.partial(functional.gelu, approximate="tanh"), functools.partial(functional.softplus, beta=2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda each: getattr(each, "__name__", "with options"))
+def test_functions_have_their_own_bits_in_a_pass_and_are_those_of_torch_elsewhere(
+    function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, entered = target_of(gated_model(head_dim)), []
-    real = activations._WatchedFunctions
+    called, real = [], activations.call_by_whole_vectors
 
-    def counted(*given: Any) -> Any:
-        entered.append(given)
-        return real(*given)
+    def counted(*args: Any, **named: Any) -> Tensor:
+        called.append(threading.current_thread())
+        return real(*args, **named)
 
-    monkeypatch.setattr(activations, "_WatchedFunctions", counted)
-    check_tokens(target)
-    assert bool(entered) == watched
+    def forward(given: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as others:
+            others.submit(function, given).result()
+        return function(given)
 
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
-def test_modules_are_not_watched(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = models.target(family)
-    monkeypatch.setattr(activations, "_WatchedFunctions", lambda *_: 1 / 0)
-    logits_in_slices(target, [4])
+    monkeypatch.setattr(activations, "call_by_whole_vectors", counted)
+    run = activations.with_batch_invariant_activations(torch.nn.Linear(1, 1), forward)
+    for kind in (torch.float32, torch.bfloat16, torch.int64):
+        if kind != torch.int64 or function in (torch.sigmoid, Tensor.sigmoid):
+            assert run(given=torch.ones(0, 3, dtype=kind)).shape == (0, 3)
+    for width in (8, 24, 100):
+        given = rows(width, 19)
+        assert differing_rows(lambda each: run(given=each), given) == 0, width
+        torch.testing.assert_close(run(given=given), function(given))
+    assert {*called} == {threading.current_thread()}
+    called.clear()
+    function(rows(8, 3))
+    with pytest.raises((TypeError, AttributeError)):
+        run(given=None)
+    function(rows(8, 3))
+    assert not called, "a pass that raises ends as others do"
 
 
 def test_a_model_gets_its_activations_back() -> None:
