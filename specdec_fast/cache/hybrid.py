@@ -182,10 +182,15 @@ class HybridCache(PagedCache):
         last = end // self.page_size * self.page_size
         if last - start < SHORTEST_PREFIX:
             return []
-        step = -(-SNAPSHOT_DISTANCE // self.page_size) * self.page_size
+        step = self._snapshot_distance
         first = [common] if common - start >= SHORTEST_PREFIX and common < last else []
         wanted = [*first, last, *range(last - 1 - (last - 1) % step, start, -step)]
         return sorted(dict.fromkeys(wanted[: max(self._most_saved - (start > 0), 1)]))
+
+    @property
+    def _snapshot_distance(self) -> int:
+        """SNAPSHOT_DISTANCE in whole pages."""
+        return -(-SNAPSHOT_DISTANCE // self.page_size) * self.page_size
 
     @property
     def _most_saved(self) -> int:
@@ -195,13 +200,13 @@ class HybridCache(PagedCache):
     def snapshot(self, row: int) -> None:
         """Copies the states of a row at its present length, which is a multiple of the page size.
 
-        Copies of all prompts that are being read are as few as those that were named. Without memory nothing is saved,
-        and earlier copies are dropped.
+        Copies of all prompts that are being read are as few as those that were named: those at multiples of
+        SNAPSHOT_DISTANCE are dropped first. Without memory nothing is saved, and earlier copies are dropped.
         """
         kept = self._snapshots.setdefault(row, {})
         while sum(map(len, self._snapshots.values())) >= self._most_saved:
             fullest = max(self._snapshots.values(), key=len)
-            del fullest[min(fullest)]
+            del fullest[min(fullest, key=lambda length: (length % self._snapshot_distance > 0, length))]
         try:
             kept[int(self.lengths[row])] = self.recurrent.read([row])
         except torch.OutOfMemoryError:  # nothing depends on it

@@ -207,19 +207,23 @@ class Scheduler(ABC):
         try:
             self._retire(handle)
         finally:
-            if handle not in self._queue:  # an interrupt may come before it has left
+            if handle in self._running.values():  # an interrupt came before it left: it must not be in both places
+                self._retire(handle)
+            if handle not in self._queue:
                 self._queue.appendleft(handle)
 
     def _requeue_running(self) -> None:
         """Requeues all requests after a failure: keys and values may be ahead of the texts."""
-        for handle in reversed(list(self._running.values())):
-            (self._retire if handle.finished else self._requeue)(handle)
+        with ExitStack() as leaving:  # from the last to the first, and all of them even if one raises
+            for handle in self._running.values():
+                leaving.callback(self._retire if handle.finished else self._requeue, handle)
 
     def _retire(self, handle: Handle) -> None:
         """Takes a request off its row and frees everything that it held."""
-        row, handle.row = handle.row, None
+        row = handle.row
         assert row is not None
-        del self._running[row]
+        del self._running[row]  # first: if an interrupt comes before it, the request still runs
+        handle.row = None
         with ExitStack() as leaving:  # from the last to the first, and all of them even if one raises
             if handle.finished:
                 leaving.callback(self.stats.merge, handle.stats)

@@ -113,6 +113,15 @@ def test_what_prompts_share_outlives_the_states_of_one_prompt(rows: int, length:
     own.close()
 
 
+@pytest.mark.parametrize(("rows", "length"), [(3, 23), (6, 75)])
+def test_prompts_that_come_together_keep_what_they_share(rows: int, length: int) -> None:
+    """They have more places for states than are saved while they are read side by side."""
+    own = target("mamba", rows)
+    handles = Engine(own).generate(questions(4, length), GREEDY)
+    assert [handle.stats.cached_tokens for handle in handles] == [0, 0, 12, 12]
+    own.close()
+
+
 @pytest.mark.parametrize("family", ["bamba", "lfm2"])
 def test_prompts_that_come_together_share_their_beginning(family: str) -> None:
     own = target(family, rows=6)

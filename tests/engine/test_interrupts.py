@@ -141,6 +141,35 @@ def test_an_interrupted_step_is_recomputed(
     nothing_is_held(engine)
 
 
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
+def test_an_interrupt_while_requests_return_to_the_queue(late: bool, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their step was interrupted too, so their keys and values are ahead of the texts: none may go on with them."""
+    want = texts()
+    engine = Engine(target())
+    monkeypatch.setattr(PagedCache, "commit", breaking(PagedCache.commit, 2, KeyboardInterrupt(), True))
+    monkeypatch.setattr(Engine, "_retire", breaking(Engine._retire, at, KeyboardInterrupt(), late))
+    handles = [engine.submit(prompt, PARAMS) for prompt in PROMPTS]
+    assert run_on(engine, KeyboardInterrupt) == 1
+    assert [handle.tokens for handle in handles] == want
+    nothing_is_held(engine)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
+def test_a_request_whose_return_is_interrupted_does_not_run_twice(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = texts()
+    engine = Engine(target())
+    handles = [engine.submit(prompt, PARAMS) for prompt in PROMPTS]
+    engine.step()
+    monkeypatch.setattr(Engine, "_retire", breaking(Engine._retire, 1, KeyboardInterrupt(), late))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step([handles[1]])
+    assert not set(engine._queue) & set(engine._running.values())
+    assert run_on(engine, KeyboardInterrupt) == 0
+    assert [handle.tokens for handle in handles] == want
+    nothing_is_held(engine)
+
+
 @pytest.mark.parametrize("where", ["emit_tokens", "append", "append_step"])
 def test_an_interrupted_graph_step_is_recomputed(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     want = texts()
