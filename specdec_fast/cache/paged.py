@@ -113,8 +113,6 @@ class PagedCache:
             self.pages.forget()
             self._owner = weakref.ref(owner)
         self.release([row for row, pages in enumerate(self._owned) if pages and row not in rows])
-        if self.pages.num_used and not any(self._owned):
-            self.pages.reset()
 
     def _is_abandoned(self) -> bool:
         """Whether there was an owner that no longer exists."""
@@ -382,6 +380,8 @@ class PagedCache:
                 # last: an interruption before it loses pages, but no row reads a wrong one; reversed: the end of a text
                 # is evicted before its beginning, which more texts share
                 self.pages.free(reversed(owned))
+        if self.pages.num_used and not any(self._owned):  # lost by an interruption of an earlier call
+            self.pages.reset()
 
     def read(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Copies a row's committed keys and values of one layer, for tests.

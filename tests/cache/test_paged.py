@@ -254,6 +254,19 @@ def test_an_interrupted_fork_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert made.cache.pages.num_used == 0
 
 
+def test_pages_that_an_interrupted_release_has_lost_return_with_the_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody claims the cache of a draft model, so it must heal by itself."""
+    made = ledger({0: 10, 1: 3})
+    with monkeypatch.context() as patch:
+        patch.setattr(made.cache.pages, "free", lambda _pages: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            made.cache.release([0])
+    made.cache.release([0])
+    assert made.cache.pages.num_used > made.cache.pages_for(3), "pages are lost while another row needs its own"
+    made.cache.release([1])
+    assert made.cache.pages.num_used == 0
+
+
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 @pytest.mark.parametrize("seed", range(2))
 def test_many_steps_of_random_trees(seed: int, page_size: int) -> None:
