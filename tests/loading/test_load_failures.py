@@ -28,7 +28,9 @@ def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "vit")
     small = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "attention_hidden_size": 16}
     AutoModelForCausalLM.from_config(AutoConfig.for_model("rwkv", **small)).save_pretrained(tmp_path / "rwkv")
-    recurrent = "RwkvForCausalLM: got a model with recurrent state in RwkvBlock at .*, but no mixer .*; choose another model"
+    recurrent = (
+        "RwkvForCausalLM: got a model with recurrent state in RwkvBlock at .*, but no mixer .*; choose another model"
+    )
     with pytest.raises(UnsupportedModelError, match=f"^model: {recurrent}"):
         load(tmp_path / "rwkv")
     with pytest.raises(ValueError, match=f"^drafter draft_model: draft: {recurrent}"):
