@@ -32,9 +32,11 @@ class Methods(TorchFunctionMode):
         self._gpu = gpu
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__get__":  # an attribute, such as a shape: most calls, and no work on the device
+            return func(*args)
         kwargs = kwargs or {}
         first = args[0] if args else None
-        name = getattr(func, "__name__", "")
         if isinstance(first, DeviceTensor):
             if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
                 return self._indexed(func, *args)

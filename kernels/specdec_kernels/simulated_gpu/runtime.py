@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 
 from .records import SHARED_MEMORY
-from .state import Gpu
+from .state import Gpu, on_the_device
 
 PROCESSORS = 132
 """Streaming multiprocessors of a simulated GPU."""
@@ -151,7 +151,7 @@ class Graph:
         if not self._complete:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         self.replays += 1
-        with torch.inference_mode(False), torch.no_grad():
+        with on_the_device():
             for work in self.work:
                 work()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
     from .runtime import Graph, Stream
 
 SYNC_DEFAULT, SYNC_WARN, SYNC_ERROR = 0, 1, 2
+
+
+@contextmanager
+def on_the_device() -> Iterator[None]:
+    """Runs the work of kernels, for the duration of the block: CPU tensors alone, which nothing needs to watch."""
+    with (
+        torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(),
+    ):  # fmt: skip
+        yield
 
 
 class Gpu:
@@ -132,7 +142,7 @@ class Gpu:
 
     def do(self, device: int, work: Callable[[], None]) -> None:
         """Does the work of a kernel now, and again at every replay of the graph that captures it."""
-        with torch.inference_mode(False), torch.no_grad():
+        with on_the_device():
             work()
         graph = self.graph_of(device)
         if graph is not None:

@@ -118,6 +118,11 @@ def _on_gpu(device: Any) -> torch.device | None:
     return requested if requested.type == "cuda" else None
 
 
+def _names_gpu(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns whether a GPU is among the arguments as a device."""
+    return any(isinstance(each, torch.device) and each.type == "cuda" for each in (*args, kwargs.get("device")))
+
+
 @lru_cache(maxsize=4096)
 def _is_composite(func: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
@@ -131,7 +136,8 @@ class Operators(TorchDispatchMode):
         self.gpu, self._own = gpu, own  # own: runs operators of torch.ops.specdec
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch.inference_mode(False), torch.no_grad():  # a view of a normal tensor must be a normal tensor
+        with torch._C._InferenceMode(False):  # a view of a normal tensor must be a normal tensor
+            torch._C._set_grad_enabled(False)  # until the block ends, which restores both; no_grad() takes longer
             return self._serve(func, args, kwargs or {})
 
     def _serve(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -140,10 +146,7 @@ class Operators(TorchDispatchMode):
             return self._own(self, func, name, args, kwargs)
         call = _Call(args, kwargs)
         acting = self.gpu.acting[-1] if self.gpu.acting else None
-        names_gpu = any(
-            isinstance(each, torch.device) and each.type == "cuda" for each in (*args, kwargs.get("device"))
-        )
-        if not call.devices and acting is None and not names_gpu:
+        if not call.devices and acting is None and not _names_gpu(args, kwargs):
             return self._on_host(func, name, args, kwargs)
         if func.namespace == "aten" and name not in WHOLE and _is_composite(func):
             with self:
