@@ -113,6 +113,15 @@ def test_what_prompts_share_outlives_the_states_of_one_prompt(rows: int, length:
     own.close()
 
 
+def test_an_unrelated_prompt_drops_what_only_one_prompt_needs() -> None:
+    own = target("mamba", rows=2)
+    engine, (first, second, third) = Engine(own), questions(3, 23)
+    for prompt in (first, second, [*range(70, 80)]):
+        engine.generate([prompt], GREEDY)
+    assert engine.generate([third], GREEDY)[0].stats.cached_tokens == 12
+    own.close()
+
+
 @pytest.mark.parametrize(("rows", "length"), [(3, 23), (6, 75)])
 def test_prompts_that_come_together_keep_what_they_share(rows: int, length: int) -> None:
     """They have more places for states than are saved while they are read side by side."""

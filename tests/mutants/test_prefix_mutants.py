@@ -9,7 +9,8 @@ import pytest
 from mutants.test_suite_mutants import cases, check_detected
 
 import specdec_fast.cache.prefix as prefix_module
-from specdec_fast.cache import PageAllocator, PagedCache
+from specdec_fast.cache import PageAllocator, PagedCache, hybrid
+from specdec_fast.cache.hybrid import HybridCache
 from specdec_fast.engine.prefix_sharing import PrefixSharing
 from specdec_fast.engine.request import Handle
 
@@ -75,6 +76,51 @@ def salts_are_ignored(patch: Patch) -> None:
     patch.setattr(PagedCache, "page_names", lambda self, salt="": page_names(self))
 
 
+def common_beginnings_are_not_saved(patch: Patch) -> None:
+    """A prompt of a hybrid model saves no states where it stops being like an earlier one."""
+    points = HybridCache.snapshot_points
+    patch.setattr(HybridCache, "snapshot_points", lambda self, start, end, common=0: points(self, start, end))
+
+
+def common_beginnings_are_dropped_first(patch: Patch) -> None:
+    """The states of a prompt are kept in the order of their lengths, so that those that others share may go first."""
+    patch.setattr(hybrid, "sorted", lambda lengths, key=None: sorted(lengths), raising=False)
+
+
+def states_are_saved_under_an_earlier_length(patch: Patch) -> None:
+    """States of a prompt count as those of one page before."""
+    snapshot = HybridCache.snapshot
+
+    def broken(self: HybridCache, row: int) -> None:
+        snapshot(self, row)
+        kept, length = self._snapshots[row], int(self.lengths[row])
+        kept[length - self.page_size] = kept.pop(length)
+
+    patch.setattr(HybridCache, "snapshot", broken)
+
+
+def the_fullest_prompt_drops_its_first_states(patch: Patch) -> None:
+    """Prompts that are read side by side drop the shortest saved states, which may be those that they share."""
+    patch.setattr(HybridCache, "_snapshot_distance", 1)
+
+
+HYBRID = "engine/test_hybrid_prefixes.py"
+HYBRID_MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
+    (
+        common_beginnings_are_not_saved,
+        HYBRID,
+        "test_the_third_prompt_starts_behind_what_two_have_in_common",
+        ("mamba",),
+    ),
+    (common_beginnings_are_dropped_first, HYBRID, "test_an_unrelated_prompt_drops_what_only_one_prompt_needs", ()),
+    (states_are_saved_under_an_earlier_length, HYBRID, "test_texts_of_a_conversation_do_not_change", ("mamba", 0.0)),
+    (
+        the_fullest_prompt_drops_its_first_states,
+        HYBRID,
+        "test_prompts_that_come_together_keep_what_they_share",
+        (6, 75),
+    ),
+]
 SHARING, FAILURES = "engine/test_prefix_sharing.py", "engine/test_prefix_failures.py"
 MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (partial_pages_are_shared, SHARING, "test_texts_of_a_conversation_do_not_change", ("ngram", 0.8)),
@@ -92,4 +138,13 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
 def test_the_test_fails(
     plant: Callable[[Patch], None], file: str, test: str, arguments: tuple[Any, ...], monkeypatch: Patch
 ) -> None:
+    check_detected(plant, file, test, arguments, monkeypatch)
+
+
+@cases(HYBRID_MUTANTS)
+def test_the_test_of_hybrid_models_fails(
+    plant: Callable[[Patch], None], file: str, test: str, arguments: tuple[Any, ...], monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(hybrid, "SHORTEST_PREFIX", 8)
+    monkeypatch.setattr(hybrid, "SNAPSHOT_DISTANCE", 16)
     check_detected(plant, file, test, arguments, monkeypatch)
