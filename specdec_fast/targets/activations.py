@@ -7,6 +7,7 @@ Tests: tests/targets/test_activations.py.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
@@ -123,9 +124,14 @@ def is_activation(module: torch.nn.Module) -> bool:
     return isinstance(module, BatchInvariantActivation) or type(module) in _transcendental()
 
 
-@cache
+_KEY = "TESTING_ONLY_GenericMode"
+"""A key for modes, which torch itself leaves free."""
+_replacements, _fallback = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+_lock = threading.Lock()
+
+
 def _including_key() -> Any:
-    """Registers replacements of `_FUNCTIONS` under a dispatch key. They serve threads that include this key.
+    """Registers replacements of `_FUNCTIONS` under a dispatch key, once. They serve threads that include this key.
 
     Other operators cost the same with the key as without it. A `TorchFunctionMode` would call Python for each function
     of a pass.
@@ -133,15 +139,12 @@ def _including_key() -> Any:
     Returns:
         The key.
     """
-    for name in _FUNCTIONS:
-        _replacements.impl(name, _by_whole_vectors(getattr(torch.ops.aten, name).default), _KEY)
-    _fallback.fallback(torch.library.fallthrough_kernel, _KEY)
+    with _lock:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_FUNCTIONS[0]}", _KEY):
+            _fallback.fallback(torch.library.fallthrough_kernel, _KEY)
+            for name in reversed(_FUNCTIONS):
+                _replacements.impl(name, _by_whole_vectors(getattr(torch.ops.aten, name).default), _KEY)
     return torch._C._dispatch_key_parse(_KEY)
-
-
-_KEY = "TESTING_ONLY_GenericMode"
-"""A key for modes, which torch itself leaves free."""
-_replacements, _fallback = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
 
 
 def _by_whole_vectors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
