@@ -77,10 +77,13 @@ OTHER_TRITON = other=$(VENV)/$(subst ==,-,$(TRITON)); \
     >"$$($$other/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"; \
   export PYTHONPATH='$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests'
 
-# $$second: an environment with the transformers that TRANSFORMERS names and the other packages of $(VENV), for check-transformers and engines.
+# $$second: an environment with the transformers that TRANSFORMERS names, its huggingface-hub and the other packages of $(VENV), for
+# check-transformers and engines.
+HUB_OF := from importlib.metadata import requires; print(next(each for each in requires("transformers") if each.startswith("huggingface-hub")))
 SECOND_TRANSFORMERS = second=; $(if $(TRANSFORMERS),other=$(VENV)/$(subst ==,-,$(TRANSFORMERS)); \
   test -x $$other/bin/python || $(BIN)/python -m venv $$other; \
   $$other/bin/python -m pip install -q --no-deps --disable-pip-version-check $(TRANSFORMERS); \
+  $$other/bin/python -m pip install -q --no-deps --disable-pip-version-check "$$($$other/bin/python -c '$(HUB_OF)')"; \
   $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
     >"$$($$other/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"; \
   second=transformers=$$other/bin/python)

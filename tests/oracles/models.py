@@ -22,7 +22,8 @@ PROMPT_LENGTHS = (1, 2, 5, 17, 40, 75, 130, 200)
 def untouched(family: str, attention: str = "sdpa") -> Any:
     """Returns a tiny model with transformers' own attention. A target would change it, so targets must not get it."""
     model = tiny_model(family)
-    model.set_attn_implementation(attention if model._supports_sdpa else "eager")
+    capped = getattr(model.config, "attn_logit_softcapping", None)  # torch's function leaves caps out
+    model.set_attn_implementation(attention if model._supports_sdpa and not capped else "eager")
     model.generation_config.eos_token_id = None
     return model
 

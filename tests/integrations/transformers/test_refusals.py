@@ -39,7 +39,10 @@ CALLS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
         lambda model: {"inputs_embeds": model.get_input_embeddings()(IDS), "input_ids": None},
         "got inputs_embeds; expected input_ids",
     ),
-    "cache": (lambda model: {"past_key_values": cache_of(model)}, "got past_key_values; expected none"),
+    "cache": (
+        lambda model: {"past_key_values": cache_of(model)},
+        r"got (past_key_values|a cache \(past_key_values\)); expected none",
+    ),
     "own loop": (lambda model: {"custom_generate": own_loop}, "got custom_generate, a decoding loop of its own"),
     "hidden states": (
         lambda model: {"output_hidden_states": True, "return_dict_in_generate": True},

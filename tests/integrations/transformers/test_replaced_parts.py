@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.integrations.peft import MIN_PEFT_VERSION, check_peft_version
 
 from specdec_fast.integrations.transformers import RefusedCallError, attach, attached, detach
 from specdec_fast.integrations.transformers.model_record import ModelRecord
@@ -20,6 +21,10 @@ GREEDY = {"max_new_tokens": 12, "do_sample": False}
 
 def add_adapter(model: Any) -> None:
     peft = pytest.importorskip("peft")
+    try:
+        check_peft_version(min_version=MIN_PEFT_VERSION)
+    except ValueError as error:
+        pytest.skip(f"transformers does not take this peft: {error}")
     model.add_adapter(peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False))
 
 
