@@ -174,7 +174,7 @@ class Scheduler(ABC):
                 self._prefill.discard(row)
 
     def _claim_cache(self) -> None:
-        """Makes sure that no other engine uses the cache, and that no row is lost to a request that has none."""
+        """Makes sure that no other engine uses the cache, and frees rows that no request has."""
         self._cache.claim(self, self._running)
         for row in self.state.taken_rows - self._running.keys():  # an interrupt came as it joined or left
             self.state.leave(row)

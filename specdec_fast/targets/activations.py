@@ -92,7 +92,8 @@ class BatchInvariantActivation(torch.nn.Module):
         """Computes the activation of each element."""
         if not input.is_cpu or torch.compiler.is_compiling():
             return super().forward(input)
-        return call_by_whole_vectors(super().forward, input)
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):  # once is enough
+            return call_by_whole_vectors(super().forward, input)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and files get the module's own type, which other programs know."""
@@ -126,6 +127,7 @@ def is_activation(module: torch.nn.Module) -> bool:
 
 _KEY = "TESTING_ONLY_GenericMode"
 """A key for modes, which torch itself leaves free."""
+_KEYS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
 _replacements, _fallback = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
 _lock = threading.Lock()
 
@@ -149,10 +151,9 @@ def _including_key() -> Any:
 
 def _by_whole_vectors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The replacement of a function."""
-    keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
 
     def run(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
             if not input.is_cpu or not input.is_floating_point():
                 return function(input, *args, **kwargs)
             return call_by_whole_vectors(function, input, *args, **kwargs)

@@ -129,7 +129,10 @@ def test_a_replay_follows_rows_and_paths_of_states(gpu: simulated_gpu.Gpu) -> No
 def test_a_copy_at_capture_is_found(gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     """Launches that copy their integers first give right results here, but read other memory."""
     module = import_module(f"specdec_kernels.ops.{op}.launch")
-    copies = lambda *parts: tuple(each if each is None else each.clone() for each in parts)  # noqa: E731
+
+    def copies(*parts: Any) -> tuple[Any, ...]:
+        return tuple(each if each is None else each.clone() for each in parts)
+
     monkeypatch.setattr(module, "in_one_piece", copies)
     with pytest.raises(AssertionError, match=r"'(rows|lengths|offsets|parents|path)'"):
         if op == "tree_conv":

@@ -1,4 +1,4 @@
-"""Which inputs the C++ kernels of recurrent layers take."""
+"""Inputs of kernels of recurrent layers: dtypes that they take, and contiguous copies."""
 
 from __future__ import annotations
 
